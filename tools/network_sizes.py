@@ -50,7 +50,9 @@ def measure(model: str, preset: str | None, size: int, batch_size: int) -> dict:
     from tf_capsops.machine import machine
 
     shape = (size, size, 3)
-    data = types.SimpleNamespace(image_shape=shape, generated=False, objects=1)
+    data = types.SimpleNamespace(
+        image_shape=shape, generated=False, objects=1, has_masks=False
+    )
     options = types.SimpleNamespace(model=model, preset=preset, recipe=None)
     trained = train.settings(options, data)
     network = networks.make(trained, shape, _CLASSES)

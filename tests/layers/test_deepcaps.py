@@ -81,6 +81,20 @@ def test_routing_is_over_all_pixels(iterations, strides, device):
     np.testing.assert_allclose(np.reshape(found, expected.shape), expected, 1e-5)
 
 
+@pytest.mark.parametrize(
+    "options, shape, text",
+    [
+        ({"leaky": True}, (2, 4, 4, 3, 8), "no leaky routing, got share_weights=True,"),
+        ({"share_weights": False}, (2, 4, 4, 3, 8), "one kernel and no leaky routing"),
+        ({}, (2, None, 4, 3, 8), "only the batch size of .* may be unknown"),
+        ({}, (2, 4, 4, 3), "the input must be .batch, height, width, types, capsule"),
+    ],
+)
+def test_other_routing_and_open_sizes_are_refused(options, shape, text):
+    with pytest.raises(ValueError, match=text):
+        GlobalSlimCaps2D(2, 3, 3, **options).build(shape)
+
+
 def test_half_precision_routes_in_float32(device):
     capsules = _RANDOM.normal(size=[2, 4, 4, 3, 8]).astype(np.float32)
     keras.utils.set_random_seed(1)

@@ -8,6 +8,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops.arguments import known_shape
 from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps, SlimCaps2D
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.classifier import checked_sizes
@@ -53,6 +54,7 @@ _SIZES = {
         drawn=(16, 16, 8, 8),
     ),
 }
+_AXES = "[batch, height, width, types, capsule dim]"
 _SMALLEST = 8  # pixels of a side, at most, where the decoder begins
 
 
@@ -65,14 +67,24 @@ class GlobalSlimCaps2D(SlimCaps2D):
     all pixels, not among those of each pixel. The squash is of a type's vectors at all
     pixels, read as one. Votes are stored: it is a layer for small maps.
 
-    Input and output shapes, weights, args and errors are those of `SlimCaps2D`, with
-    `share_weights` and without `leaky`. Height and width must be known.
+    Input and output shapes, weights, args and errors are those of `SlimCaps2D`. Leaky
+    routing, kernels that are not shared, and an unknown height or width are refused,
+    too.
 
     >>> from tf_capsops.models.deepcaps import GlobalSlimCaps2D
     >>> layer = GlobalSlimCaps2D(8, capsule_dim=4, kernel_size=3, padding="same")
     >>> layer(np.ones([2, 5, 5, 8, 4], "float32")).shape.as_list()
     [2, 5, 5, 8, 4]
     """
+
+    def build(self, input_shape):
+        if self.leaky or not self.share_weights:
+            raise ValueError(
+                "GlobalSlimCaps2D: there must be one kernel and no leaky routing, got "
+                f"share_weights={self.share_weights}, leaky={self.leaky}"
+            )
+        known_shape("GlobalSlimCaps2D", input_shape, _AXES)
+        super().build(input_shape)
 
     def call(self, capsules):
         _, height, width, types, in_dim = capsules.shape
