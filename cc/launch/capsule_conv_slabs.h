@@ -7,10 +7,11 @@
 //
 // The votes of a slab are a capsule convolution of two dimensions that has one output
 // channel: its pose columns are the parents' numbers, and its pose rows the types or,
-// if each type has its own weights, its pose depth. So weights and images are operands
-// as they are. Of a volume, the frames that an output frame reads become channels:
-// frames and taps of depth are copied for that. The votes of a transposed convolution
-// are the input gradient of a convolution that reads votes; its weights are transposed.
+// if each type has its own weights, its pose depth the types. So weights and images are
+// operands as they are. Of a volume, the frames that an output frame reads become
+// channels: frames and taps of depth are copied for that. The votes of a transposed
+// convolution are the input gradient of a convolution that reads votes; its weights are
+// transposed.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_
 
@@ -134,26 +135,35 @@ struct Slab {
   }
 };
 
+// How many types are pixels next to each other in the slab's convolution, instead of
+// pose rows: all if `across`, for kernels that are faster for poses of one row, and if
+// they share weights and strides allow it.
+static inline int64_t TypesAcross(const Problem& p, bool across) {
+  return across && p.shared_weights && p.stride_width == 1 && p.types > 0 ? p.types : 1;
+}
+
 // The convolution that makes the slab's votes or, if transposed, that reads them.
-static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
+static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab,
+                                           bool across) {
+  const int64_t types = TypesAcross(p, across);
   capsule_conv::Problem conv;
   conv.batch = slab.frames;
   conv.in_height = slab.band.read_rows;
-  conv.in_width = p.in_width;
+  conv.in_width = p.in_width * types;
   conv.in_channels = slab.phase.channels;
   conv.kernel_height = p.kernel_height;
   conv.kernel_width = p.kernel_width;
   conv.out_height = slab.band.rows;
-  conv.out_width = p.out_width;
+  conv.out_width = p.out_width * types;
   conv.out_channels = 1;
   conv.stride_height = p.stride_height;
   conv.stride_width = p.stride_width;
   conv.dilation_height = p.dilation_height;
-  conv.dilation_width = p.dilation_width;
+  conv.dilation_width = p.dilation_width * types;
   conv.pad_top = slab.band.pad;
-  conv.pad_left = p.pad_left;
+  conv.pad_left = p.pad_left * types;
   conv.pose_depth = Groups(p);
-  conv.pose_rows = p.shared_weights ? p.types : 1;
+  conv.pose_rows = p.shared_weights ? p.types / types : 1;
   conv.pose_inner = p.in_dim;
   conv.pose_columns = Columns(p);
   if (p.transposed) {
@@ -211,7 +221,7 @@ struct Patch {
   int64_t channels, read, read_step, read_tap;
   int64_t depth, height, row, rows, width, pixel;
 
-  Patch(const Problem& p, const Slab& slab)
+  Patch(const Problem& p, const Slab& slab, bool across)
       : first(slab.first),
         frames(slab.frames),
         per_image(slab.phase.frames),
@@ -223,8 +233,8 @@ struct Patch {
         height(p.in_height),
         row(slab.band.read),
         rows(slab.band.read_rows),
-        width(p.in_width),
-        pixel(p.types * p.in_dim) {}
+        width(p.in_width * TypesAcross(p, across)),
+        pixel(p.types / TypesAcross(p, across) * p.in_dim) {}
 
   // Return the range of the input's frames, over all images, that the slab may read.
   int64_t begin_frame() const {

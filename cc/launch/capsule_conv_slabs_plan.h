@@ -5,7 +5,8 @@
 // again. All sums over slabs are in the order of the slabs.
 //
 // A device is described by a struct `Steps`, with its Exec, kSlabBytes, the most bytes
-// of a slab's votes unless a row has more, and static functions for an element type T.
+// of a slab's votes unless a row has more, kTypesAcross, for TypesAcross(), and
+// static functions for an element type T.
 // Those that return errors begin these with the op's name:
 //   Zero           zeros memory
 //   CopyWeights    copies the weights of a phase
@@ -136,7 +137,8 @@ class Slabs {
           error = Run(exec, convs.by_image, a.votes, filter, by_image, a.conv);
         }
         if (error.empty() && !writes_input_) {
-          error = Steps::AddImage(exec, op_, Patch(p_, slab), by_image, grad_input);
+          error = Steps::AddImage(exec, op_, Patch(p_, slab, Steps::kTypesAcross),
+                                  by_image, grad_input);
         }
         return error;
       });
@@ -205,7 +207,7 @@ class Slabs {
       most_votes_ = std::max(most_votes_, slab.Votes(p_));
       most_image_ = std::max(most_image_, slab.Image(p_));
       most_weights_ = std::max(most_weights_, Relay(p_, slab.phase).elements());
-      const capsule_conv::Problem conv = ConvOf(p_, slab);
+      const capsule_conv::Problem conv = ConvOf(p_, slab, Steps::kTypesAcross);
       return Search(conv) != nullptr ? LaunchError() : PlanConv(exec, conv);
     });
     const bool volume = p_.kernel_depth > 1 || p_.stride_depth > 1;
@@ -245,7 +247,9 @@ class Slabs {
     }
     return nullptr;
   }
-  const Convs& Find(const Slab& slab) const { return *Search(ConvOf(p_, slab)); }
+  const Convs& Find(const Slab& slab) const {
+    return *Search(ConvOf(p_, slab, Steps::kTypesAcross));
+  }
 
   // Puts the name of this op before that of its convolution.
   LaunchError Named(const LaunchError& error) const {
@@ -279,7 +283,9 @@ class Slabs {
     const T* from = copies_ ? a.image : input + InputOffset(slab);
     if (image != nullptr) *image = from;
     LaunchError error;
-    if (copies_) error = Steps::CopyImage(exec, op_, Patch(p_, slab), input, a.image);
+    if (copies_)
+      error = Steps::CopyImage(exec, op_, Patch(p_, slab, Steps::kTypesAcross), input,
+                               a.image);
     if (!error.empty()) return error;
     return Run(exec, Find(slab).votes, from, filter, a.votes, a.conv);
   }

@@ -37,6 +37,7 @@ int64_t Cost(const Problem& p, int64_t pixels) {
 struct CpuSteps {
   using Exec = CpuExec;
   static constexpr int64_t kSlabBytes = 2 << 20;
+  static constexpr bool kTypesAcross = false;
 
   static LaunchError Zero(const CpuExec&, const char*, void* data, int64_t bytes) {
     if (bytes > 0) std::memset(data, 0, bytes);

@@ -20,8 +20,8 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // Why no blocks can route; else empty.
 std::string Refusal(const Problem& p) {
-  const int64_t largest = std::max({p.types, p.parents, p.out_dim, p.iterations});
-  if (largest <= kMostSize) return "";
+  const int64_t largest = std::max({p.types, p.parents, p.out_dim});
+  if (largest <= kMostSize || IsEmpty(p)) return "";
   return "a dimension of " + std::to_string(largest) + " is too large, at most " +
          std::to_string(kMostSize) + " are possible";
 }
@@ -106,6 +106,7 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
 struct GpuSteps {
   using Exec = GpuExec;
   static constexpr int64_t kSlabBytes = 16 << 20;
+  static constexpr bool kTypesAcross = true;
 
   static LaunchError Zero(const GpuExec& exec, const char* op, void* data,
                           int64_t bytes) {
