@@ -137,24 +137,32 @@ __device__ void StoreVoteGrads(Tile& tile, S* votes) {
   tile.ForParents([&](int pixel, int parent) {
     if (pixel >= tile.valid) return;
     const Kept<Tile> kept(tile, pixel);
+    constexpr int kTogether = 4;
     tile.ForNumbers([&](int d) {
       const auto at = tile.Column(parent) + d;
-      for (int i = 0; i < z.types; ++i) {
-        const auto pair = typename Tile::Index{i} * z.parents + parent;
-        Numbers sum{};
+      for (int first = 0; first < z.types; first += kTogether) {
+        Numbers sums[kTogether] = {};
         for (int r = 0; r < z.iterations; ++r) {
-          const auto share = kept.shares(r)[pair];
           const auto ds = *reinterpret_cast<const Numbers*>(kept.sums(r) + at);
+          Numbers total{};
+          if (r > 0) total = *reinterpret_cast<const Numbers*>(kept.totals(r - 1) + at);
 #pragma unroll
-          for (int e = 0; e < Tile::kNumbers; ++e) sum.at[e] += share * ds.at[e];
-          if (r == 0) continue;
-          const auto db = kept.share_grads(r)[pair];
-          const auto total = *reinterpret_cast<const Numbers*>(kept.totals(r - 1) + at);
+          for (int n = 0; n < kTogether; ++n) {
+            if (first + n >= z.types) break;
+            const auto pair = typename Tile::Index{first + n} * z.parents + parent;
+            const auto share = kept.shares(r)[pair], db = kept.share_grads(r)[pair];
 #pragma unroll
-          for (int e = 0; e < Tile::kNumbers; ++e) sum.at[e] += db * total.at[e];
+            for (int e = 0; e < Tile::kNumbers; ++e) {
+              sums[n].at[e] += share * ds.at[e] + db * total.at[e];
+            }
+          }
         }
-        Tile::StoreNarrow(sum,
-                          votes + (int64_t{pixel} * z.types + i) * tile.columns + at);
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n) {
+          if (first + n >= z.types) break;
+          const int64_t row = int64_t{pixel} * z.types + first + n;
+          Tile::StoreNarrow(sums[n], votes + row * tile.columns + at);
+        }
       }
     });
   });
