@@ -112,7 +112,9 @@ class Call:
         counts = [math.prod(shape) for shape in self.results]
         if signatures.is_routing(self.op):
             iterations = self.dims["t"]
-            counts.append(math.prod(self.dims[a] for a in "tbjd"))
+            counts.append(
+                math.prod(self.dims[a] for a in signatures.routed_axes(self.op))
+            )
             if iterations > 2**16 and 0 < max(counts) < NO_MEMORY:
                 return False
         return max(counts) <= _MOST_RETURNED or max(counts) >= NO_MEMORY
@@ -167,7 +169,7 @@ def _valid(random, op):
     )
     dims = {
         axis: random.randint(*_SIZES.get(axis, (1, 4)))
-        for axis in sorted({*axes} - {*" HW"})
+        for axis in sorted({*axes} - {*" *HW"})
     }
     if "groups" in attributes:
         dims["c"] = attributes["groups"] * pick(1, 2, 3)
@@ -264,6 +266,8 @@ def _attributes(op, pick):
         "padding": pick("VALID", "SAME"),
         "dilations": [pick(1, 2), pick(1, 3)],
     }
+    if signatures.is_convolved(op):
+        return {"iterations": pick(1, 2, 3), "epsilon": pick(2**-7), **window}
     if op.startswith("CapsuleConv"):
         return window
     if op.startswith("InqConv"):

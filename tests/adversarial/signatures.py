@@ -20,6 +20,7 @@ _INT32_MAX = 2**31 - 1
 
 # Axes of inputs and results. `p` is the depth of capsules of rank 3, and `f` how many
 # numbers a pixel's filters have. What begins with `sizes:` holds a shape of these axes.
+# An axis behind `*` is only there where types have weights of their own.
 _POSES = {
     "input": "n h w c p r q",
     "weights": "y x c o p q s",
@@ -29,6 +30,13 @@ _POSES = {
 _IMAGES = {"input": "n h w c", "codes": "y x c o", "grad": "n H W o"}
 _PAIRS = {"input": "b i k", "weights": "i j d k", "grad": "b i j d"}
 _ROUTED = {"input": "b i k", "weights": "i j d k", "logits": "i j"}
+_CONVOLVED = {
+    "grad": "n H W j d",
+    "input": "n h w i k",
+    "weights": "y x *i k j d",
+    "bias": "j d",
+    "logits": "i j",
+}
 _FILTERED = {"grad": "n h w c", "input": "n h w c", "filters": "n h w f"}
 _SUMS = {"sums": "t b j d"}
 _WINDOW = dict.fromkeys(("linear", "precision", "center"), "n H W o r s")
@@ -65,6 +73,8 @@ INPUTS = {
         "weight_sizes": f"sizes:{_POSES['weights']}",
         **_some(_POSES, "grad"),
     },
+    "CapsuleConvRouting": _some(_CONVOLVED, "input", "weights", "bias", "logits"),
+    "CapsuleConvRoutingGrad": _CONVOLVED,
     "CapsuleMoments": _VOTES,
     "CapsuleMomentsGrad": {
         **_MOMENT_GRADS,
@@ -93,6 +103,8 @@ RESULTS = {
     "CapsuleConvBiasRelu": [_POSES["grad"]],
     "CapsuleConvBackpropInput": [_POSES["input"]],
     "CapsuleConvBackpropWeights": [_POSES["weights"]],
+    "CapsuleConvRouting": [_CONVOLVED["grad"]],
+    "CapsuleConvRoutingGrad": [*_CONVOLVED.values()][1:],
     "CapsuleMoments": list(_MOMENTS.values()),
     "CapsuleMomentsGrad": list(_VOTES.values()),
     "CapsuleMomentShares": ["n H W y x c o"],
@@ -108,11 +120,13 @@ def axes_of(text, form):
 
     Args:
         text: The axes as in `INPUTS`.
-        form: "flat", of capsules without depth, or "NCHW" leave out or move an axis.
+        form: "flat", of capsules without depth or of weights that types share, or
+            "NCHW" leave out or move an axis.
     """
     axes = text.removeprefix("sizes:").split()
-    if form == "flat" and "p" in axes:
-        axes.remove("p")
+    if form == "flat":
+        axes = [axis for axis in axes if axis != "p" and axis[0] != "*"]
+    axes = [axis.removeprefix("*") for axis in axes]
     if form == "NCHW":
         axes.insert(1, axes.pop())
     return axes
@@ -146,7 +160,17 @@ def is_left_out(name, attributes):
 
 
 def is_routing(op):
-    return op.startswith("CapsuleRouting")
+    return "Routing" in op
+
+
+def is_convolved(op):
+    """Tells whether an op routes the votes of windows."""
+    return op.startswith("CapsuleConvRouting")
+
+
+def routed_axes(op):
+    """Returns the axes of what routing computes, which cannot be larger than 2^48."""
+    return "tijd" if is_convolved(op) else "tbjd"
 
 
 def _is_pair(values):

@@ -11,9 +11,10 @@ import numpy as np
 import signatures
 import tensorflow as tf
 from descriptions import DTYPES, Description
+from descriptions.capsule_conv_routing import OP as CONVOLVED
 from descriptions.capsule_routing import OP as ROUTING
 from descriptions.capsule_routing import plain_coefficients
-from reference import capsule_routing
+from reference import capsule_conv_routing, capsule_routing
 from registrations import bare, snake_case
 
 ERRORS = (
@@ -45,7 +46,9 @@ def tensors(call):
             if call.code is not None:
                 array.flat[-1] = call.code
         elif signatures.is_routing(call.op) or signatures.is_moments(call.op):
-            array = rng.integers(-4, 5, shape) / 4
+            # Votes that are sums over windows are as large as others.
+            scale = 16 if signatures.is_convolved(call.op) else 4
+            array = rng.integers(-4, 5, shape) / scale
         else:
             array = rng.integers(-2, 3, shape)
         found[name] = _tensor(array, shape, call.types[name])
@@ -123,7 +126,7 @@ def _too_large(call):
         return True
     if not signatures.is_routing(call.op):
         return False
-    sums = math.prod(max(1, call.dims[a]) for a in "tbjd")
+    sums = math.prod(max(1, call.dims[a]) for a in signatures.routed_axes(call.op))
     return sums > 2**48 or call.dims["t"] >= 2**31  # an attribute's largest iterations
 
 
@@ -202,6 +205,9 @@ def assert_right(call, found, results):
 
 
 def _assert_routed(call, given, arrays, results):
+    if signatures.is_convolved(call.op):
+        _assert_convolved(call, given, arrays, results)
+        return
     steps = {"iterations": call.dims["t"], "epsilon": _epsilon(call)}
     plain = functools.partial(ROUTING.plain, **steps)
     if call.op == "CapsuleRoutingGrad":
@@ -217,4 +223,17 @@ def _assert_routed(call, given, arrays, results):
     else:
         truths, sizes = [capsule_routing.forward(*arrays, **steps)], [np.ones(())]
         plain_results, results = lambda: [plain(*given)], results[:1]
+    moments.assert_mixed_close(results, truths, plain_results, sizes)
+
+
+def _assert_convolved(call, given, arrays, results):
+    attributes = call.attributes | {"epsilon": _epsilon(call)}
+    plain = functools.partial(CONVOLVED.plain, **attributes)
+    if call.op == "CapsuleConvRoutingGrad":
+        truths = capsule_conv_routing.backward(*arrays, **attributes)
+        sizes = capsule_conv_routing.backward_magnitude(*arrays, **attributes)
+        plain_results = lambda: Description.results(CONVOLVED, plain, *given)[1:]  # noqa: E731
+    else:
+        truths = [capsule_conv_routing.forward(*arrays, **attributes)]
+        plain_results, sizes = lambda: [plain(*given)], [np.ones(())]
     moments.assert_mixed_close(results, truths, plain_results, sizes)
