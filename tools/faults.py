@@ -58,6 +58,8 @@ IMPLIED = (
     # The rank that all tensors must have is that of the first.
     *(("CapsuleConv", "input rank"), ("CapsuleConvBiasRelu", "input rank")),
     ("CapsuleConvBackpropWeights", "input rank"),
+    # Two ranks are possible.
+    *((op, "weights rank") for op in ("CapsuleConvRouting", "CapsuleConvRoutingGrad")),
     # Sizes are int32.
     ("CapsuleConvBackpropWeights", "kernel <= largest"),
 )

@@ -7,10 +7,11 @@
 //
 // The votes of a slab are a capsule convolution of two dimensions that has one output
 // channel: its pose columns are the parents' numbers, and its pose rows the types or,
-// if each type has its own weights, its pose depth. So weights and images are operands
-// as they are. Of a volume, the frames that an output frame reads become channels:
-// frames and taps of depth are copied for that. The votes of a transposed convolution
-// are the input gradient of a convolution that reads votes; its weights are transposed.
+// if each type has its own weights, its pose depth the types. So weights and images are
+// operands as they are. Of a volume, the frames that an output frame reads become
+// channels: frames and taps of depth are copied for that. The votes of a transposed
+// convolution are the input gradient of a convolution that reads votes; its weights are
+// transposed.
 #ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_
 #define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_
 

@@ -61,15 +61,18 @@ class Slabs {
   using Exec = typename Steps::Exec;
   using A = Accumulator<T>;
 
-  // Slabs become smaller until the workspace has at most kMostBytes bytes or they
-  // cannot.
+  // Slabs become smaller until the workspace has at most kMostBytes bytes, or until
+  // their own arrays are not what fills it.
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
       : op_(op), p_(p), gradient_(gradient), division_(p, sizeof(T), 0) {
-    constexpr int64_t kMostBytes = int64_t{64} << 20;
+    constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
     for (int64_t bytes = Steps::kSlabBytes;; bytes /= 2) {
       division_ = Division(p, sizeof(T), bytes);
       PlanConvs(exec);
-      if (!error_.empty() || division_.smallest() || workspace() <= kMostBytes) return;
+      if (!error_.empty() || division_.smallest() || workspace() <= kMostBytes ||
+          SlabBytes() <= kFewBytes) {
+        return;
+      }
     }
   }
 
@@ -83,10 +86,11 @@ class Slabs {
                       const T* logits, T* output, void* workspace) const {
     Arena arena(workspace);
     const Arrays a(*this, arena);
-    return ForEachPhaseSlab(exec, weights, a, [&](const Slab& slab, const T* filter) {
-      LaunchError error = MakeVotes(exec, slab, input, filter, a, nullptr);
+    return ForEachFilter(exec, weights, a, [&](const Slab& slab, const T* filter) {
+      const LaunchError error =
+          MakeVotes(exec, slab, Image(slab, input, a), input, filter, a);
+      if (!error.empty()) return error;
       return ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
-        if (!error.empty()) return error;
         return Steps::Route(exec, op_, p_, pixels, a.votes + votes, bias, logits,
                             output + out, a.space);
       });
@@ -110,37 +114,37 @@ class Slabs {
     if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
     if (!writes_weights_) zero(sums, WeightsSize(p_) * sizeof(A));
     zero(a.parts, parts_ * sizeof(A));
-    then([&] {
-      return ForEachPhaseSlab(exec, weights, a, [&](const Slab& slab, const T* filter) {
-        const Convs& convs = Find(slab);
-        const T* image = nullptr;
-        LaunchError error = MakeVotes(exec, slab, input, filter, a, &image);
-        if (error.empty()) {
-          error = ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
-            return Steps::RouteBackward(exec, op_, p_, pixels, grad + out, bias, logits,
-                                        a.votes + votes, a.parts, a.space);
-          });
-        }
-        T* const part = writes_weights_ ? grad_weights : a.weights_part;
-        if (error.empty()) {
-          error = p_.transposed
-                      ? Run(exec, convs.by_weights, a.votes, image, part, a.conv)
-                      : Run(exec, convs.by_weights, image, a.votes, part, a.conv);
-        }
-        if (error.empty() && !writes_weights_) {
-          error = Steps::AddWeights(exec, op_, Relay(p_, slab.phase), part, sums);
-        }
-        T* const by_image =
-            writes_input_ ? grad_input + InputOffset(slab) : a.image_part;
-        if (error.empty()) {
-          error = Run(exec, convs.by_image, a.votes, filter, by_image, a.conv);
-        }
-        if (error.empty() && !writes_input_) {
-          error = Steps::AddImage(exec, op_, Patch(p_, slab), by_image, grad_input);
-        }
-        return error;
+    const auto slab_gradients = [&](const Slab& slab, const T* filter) {
+      const Convs& convs = Find(slab);
+      const T* const image = Image(slab, input, a);
+      T* const by_image = writes_input_ ? grad_input + InputOffset(slab) : a.image_part;
+      T* const by_weights = writes_weights_ ? grad_weights : a.weights_part;
+      then([&] { return MakeVotes(exec, slab, image, input, filter, a); });
+      then([&] {
+        return ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
+          return Steps::RouteBackward(exec, op_, p_, pixels, grad + out, bias, logits,
+                                      a.votes + votes, a.parts, a.space);
+        });
       });
-    });
+      then([&] {
+        return p_.transposed
+                   ? Run(exec, convs.by_weights, a.votes, image, by_weights, a)
+                   : Run(exec, convs.by_weights, image, a.votes, by_weights, a);
+      });
+      then([&] { return Run(exec, convs.by_image, a.votes, filter, by_image, a); });
+      if (!writes_weights_) {
+        then([&] {
+          return Steps::AddWeights(exec, op_, Relay(p_, slab.phase), by_weights, sums);
+        });
+      }
+      if (!writes_input_) {
+        then([&] {
+          return Steps::AddImage(exec, op_, PatchOf(slab), by_image, grad_input);
+        });
+      }
+      return error;
+    };
+    then([&] { return ForEachFilter(exec, weights, a, slab_gradients); });
     if (!writes_weights_ && !SumsAreResult()) {
       then([&] {
         return Steps::Narrow(exec, op_, WeightsSize(p_), sums, grad_weights);
@@ -187,6 +191,12 @@ class Slabs {
       bytes = arena.bytes();
     }
   };
+
+  // The bytes of the arrays that are smaller where slabs are.
+  int64_t SlabBytes() const {
+    const int images = (copies_ ? 1 : 0) + (gradient_ && !writes_input_ ? 1 : 0);
+    return (most_votes_ + images * most_image_) * sizeof(T);
+  }
 
   static constexpr bool SumsAreResult() { return std::is_same_v<T, A>; }
 
@@ -245,7 +255,9 @@ class Slabs {
     }
     return nullptr;
   }
-  const Convs& Find(const Slab& slab) const { return *Search(ConvOf(p_, slab)); }
+  const Convs& Find(const Slab& slab) const {
+    return *Search(ConvOf(p_, slab));
+  }
 
   // Puts the name of this op before that of its convolution.
   LaunchError Named(const LaunchError& error) const {
@@ -253,14 +265,16 @@ class Slabs {
     return {std::string(op_) + ": " + error.text(), error.fault()};
   }
   LaunchError Run(const Exec& exec, const ConvPlan& plan, const T* left, const T* right,
-                  T* to, void* workspace) const {
-    return Named(plan.run(exec, left, right, to, workspace));
+                  T* to, const Arrays& a) const {
+    return Named(plan.run(exec, left, right, to, a.conv));
   }
+
+  Patch PatchOf(const Slab& slab) const { return {p_, slab}; }
 
   // Calls visit(slab, filter) for each slab, with the weights of its convolution.
   template <typename Visit>
-  LaunchError ForEachPhaseSlab(const Exec& exec, const T* weights, const Arrays& a,
-                               const Visit& visit) const {
+  LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
+                            const Visit& visit) const {
     int64_t relaid = -1;  // the first frame of the phase whose weights are copied
     return ForEachSlab(p_, division_, [&](const Slab& slab) {
       LaunchError error;
@@ -273,15 +287,16 @@ class Slabs {
     });
   }
 
-  // Makes the votes of a slab, and sets `image`, unless it is null, to their channels.
-  LaunchError MakeVotes(const Exec& exec, const Slab& slab, const T* input,
-                        const T* filter, const Arrays& a, const T** image) const {
-    const T* from = copies_ ? a.image : input + InputOffset(slab);
-    if (image != nullptr) *image = from;
+  // The channels that a slab's convolution reads, which MakeVotes copies first.
+  const T* Image(const Slab& slab, const T* input, const Arrays& a) const {
+    return copies_ ? a.image : input + InputOffset(slab);
+  }
+  LaunchError MakeVotes(const Exec& exec, const Slab& slab, const T* image,
+                        const T* input, const T* filter, const Arrays& a) const {
     LaunchError error;
-    if (copies_) error = Steps::CopyImage(exec, op_, Patch(p_, slab), input, a.image);
+    if (copies_) error = Steps::CopyImage(exec, op_, PatchOf(slab), input, a.image);
     if (!error.empty()) return error;
-    return Run(exec, Find(slab).votes, from, filter, a.votes, a.conv);
+    return Run(exec, Find(slab).votes, image, filter, a.votes, a);
   }
 
   // Calls visit(votes, out, pixels) for the parts of a slab whose output is contiguous:
@@ -311,17 +326,16 @@ class Slabs {
   int64_t most_votes_, most_image_, most_weights_, most_conv_, space_, parts_;
 };
 
-// Plans for any problem. Without output there is nothing to route.
+// Returns a plan that runs slabs, or their error.
 template <typename Plan, typename Slabs, typename Run>
-Plan PlanSlabs(const std::shared_ptr<const Slabs>& slabs, const Run& run) {
-  if (!slabs->error().empty()) {
-    Plan plan;
-    plan.error = slabs->error();
-    return plan;
-  }
-  return Plan::Make(slabs->workspace(), run);
+Plan PlanSlabs(const Slabs& slabs, const Run& run) {
+  if (slabs.error().empty()) return Plan::Make(slabs.workspace(), run);
+  Plan plan;
+  plan.error = slabs.error();
+  return plan;
 }
 
+// Plan both directions of any problem. Without output there is nothing to route.
 template <typename Steps, typename T>
 ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
     const typename Steps::Exec& exec, const Problem& p) {
@@ -333,7 +347,7 @@ ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
   const auto slabs =
       std::make_shared<const Slabs<Steps, T>>(exec, kForwardName, p, false);
   return PlanSlabs<Plan>(
-      slabs, [slabs](auto... arguments) { return slabs->Forward(arguments...); });
+      *slabs, [slabs](auto... arguments) { return slabs->Forward(arguments...); });
 }
 
 template <typename Steps, typename T>
@@ -360,7 +374,7 @@ BackwardPlan<typename Steps::Exec, T> PlanBackwardBySlabs(
   const auto slabs =
       std::make_shared<const Slabs<Steps, T>>(exec, kBackwardName, p, true);
   return PlanSlabs<Plan>(
-      slabs, [slabs](auto... arguments) { return slabs->Backward(arguments...); });
+      *slabs, [slabs](auto... arguments) { return slabs->Backward(arguments...); });
 }
 
 }  // namespace capsops::capsule_conv_routing

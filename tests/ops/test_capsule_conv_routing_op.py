@@ -7,7 +7,15 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from refusals import at_once_or_by_shape, every_way, mismatch, resized, shape_text
+from refusals import (
+    at_once_or_by_shape,
+    by_kernel,
+    by_shape_function,
+    every_way,
+    mismatch,
+    resized,
+    shape_text,
+)
 from registrations import bare
 
 FORWARD, GRADIENT = "CapsuleConvRouting", "CapsuleConvRoutingGrad"
@@ -150,6 +158,25 @@ def test_bad_attributes(op, attributes, text, assert_refused, device):
     tensors = [tf.zeros(shape) for shape in ((GRAD,) * (op == GRADIENT) + GOOD)]
     compute = functools.partial(_call, op, **attributes)
     assert_refused(compute, tensors, f"{op}: {text}")
+
+
+@pytest.mark.parametrize("op", [FORWARD, GRADIENT])
+def test_subnormal_epsilon_is_refused_in_graphs_too(op):
+    """Kernels run where such numbers count as zero, shape functions where not."""
+    tensors = [tf.zeros(shape) for shape in ((GRAD,) * (op == GRADIENT) + GOOD)]
+    text = f"{op}: epsilon must be at least 2^-126, got 7.34684e-40 in float32"
+    by_shape_function(functools.partial(_call, op, epsilon=2**-130), tensors, text)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("op", [FORWARD, GRADIENT])
+def test_kernels_that_32_bits_do_not_count(op, transposed, device):
+    grad = (2, 5, 6, 7, 8)
+    shapes = (2, 5, 6, 3, 0), (2**31, 2, 0, 7, 8), BIAS, LOGITS
+    tensors = [tf.zeros(shape) for shape in ((grad,) * (op == GRADIENT) + shapes)]
+    compute = functools.partial(_call, op, padding="SAME", transposed=transposed)
+    text = "weights dim 0 (kernel_height) must be at most 2147483647, got "
+    by_kernel(compute, tensors, f"{op}: {text}[2147483648,2,0,7,8]")
 
 
 def test_sizes_that_cannot_be_counted(device):

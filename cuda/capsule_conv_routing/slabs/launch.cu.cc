@@ -20,8 +20,8 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // Why no blocks can route; else empty.
 std::string Refusal(const Problem& p) {
-  const int64_t largest = std::max({p.types, p.parents, p.out_dim, p.iterations});
-  if (largest <= kMostSize) return "";
+  const int64_t largest = std::max({p.types, p.parents, p.out_dim});
+  if (largest <= kMostSize || IsEmpty(p)) return "";
   return "a dimension of " + std::to_string(largest) + " is too large, at most " +
          std::to_string(kMostSize) + " are possible";
 }
@@ -59,7 +59,7 @@ void Arrange(bool gradient, Tiling* z) {
 template <typename A>
 Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   constexpr int kVector = 16 / sizeof(A), kThreads = 128;
-  constexpr int64_t kFewBytes = 32 << 10;  // of a block of several pixels
+  constexpr int64_t kFewBytes = 32 << 10;  // limit of a block with several pixels
   constexpr int64_t kSpaceBytes = 16 << 20, kPartBytes = 8 << 20;
   Tiling z{};
   z.types = static_cast<int>(p.types);

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// How blocks route pixels. A block takes tiles of `pixels` pixels, one after another.
+// The order in which blocks route pixels. A block takes tiles of `pixels` pixels, one after another.
 // Each parent of a pixel has a group of `lanes` lanes, which hold `vector` numbers at a
 // time, and each row of logits one of `row_lanes` lanes.
 //
