@@ -60,7 +60,7 @@ def capsule_routing(
       name: Name of the operation in a graph.
       leaky: Whether the softmax has one extra entry with logit 0, whose share is
         discarded (Sabour et al., 2017, in their code). It is routed as one more output
-        capsule whose weights are zeros.
+        capsule whose weights are zeros, in a copy of the weights.
 
     Returns:
       Output capsules, `[batch, out_caps, out_dim]`, of length below one. Zeros where
