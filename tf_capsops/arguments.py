@@ -37,6 +37,17 @@ def positive_int(owner, name, value, minimum=1):
     return int(value)
 
 
+def boolean(owner, name, value):
+    """Returns `value`, True or False, or 1 or 0, as a bool.
+
+    Raises:
+      ValueError: if it is something else; the message names owner, argument and value.
+    """
+    if not isinstance(value, (numbers.Integral, np.bool_)) or value not in (0, 1):
+        raise ValueError(f"{owner}: {name} must be True or False, got {value!r}")
+    return bool(value)
+
+
 def int_between(owner, name, value, smallest, largest):
     """Returns `value` as an int from `smallest` to `largest`.
 
@@ -107,6 +118,11 @@ def positive_ints(owner, name, value, count):
     Raises:
       ValueError: if it is neither; the message names owner, argument and value.
     """
+    if getattr(value, "shape", ()) != ():
+        raise ValueError(
+            f"{owner}: {name} must be an integer, or a list or tuple of {count}, got "
+            f"{value!r}"
+        )
     entries = value if isinstance(value, (list, tuple)) else (value,) * count
     if len(entries) != count:
         numbers = {1: "one integer", 2: "one or two integers"}

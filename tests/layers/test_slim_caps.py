@@ -118,7 +118,7 @@ def test_without_a_bias(device):
 @share
 @every_layer
 def test_images_of_any_size_and_files(name, share_weights, tmp_path, device):
-    """Graphs are made once, of unknown sizes; files keep the layer."""
+    """Models of unknown sizes, from files too."""
     layer, inputs = _made(name, share_weights=share_weights)
     axes = inputs.ndim - 3
     given = keras.Input((*[None] * axes, *inputs.shape[-2:]))
@@ -136,22 +136,37 @@ def test_images_of_any_size_and_files(name, share_weights, tmp_path, device):
             np.testing.assert_allclose(compute(images), expected, rtol=0, atol=1e-6)
 
 
+@every_layer
+def test_one_graph_takes_all_sizes(name, device):
+    layer, inputs = _made(name)
+    unknown = tf.TensorSpec([None] * (inputs.ndim - 2) + [*inputs.shape[-2:]])
+    layer.build(inputs.shape)
+    graph = tf.function(layer, [unknown], autograph=False)
+    for images in (inputs, np.concatenate([inputs] * 2, 1), inputs[:0]):
+        np.testing.assert_allclose(graph(images), layer(images), rtol=0, atol=1e-6)
+    assert graph.experimental_get_tracing_count() == 1
+
+
 @share
+@pytest.mark.parametrize("leaky", [False, True])
 @pytest.mark.parametrize("name, strides", [("image", 1), ("image_transposed", 2)])
-def test_parents_start_about_as_long_as_children(name, strides, share_weights, device):
+def test_parents_start_about_as_long_as_children(
+    name, strides, leaky, share_weights, device
+):
     layer_class, *_ = _LAYERS[name]
     keras.utils.set_random_seed(2)
     layer = layer_class(
-        *(6, 16, 4, strides),
+        *(2, 16, 4, strides),
         padding="same",
+        leaky=leaky,
         routing_iterations=1,
         share_weights=share_weights,
     )
     children = np.random.default_rng(3).normal(size=[2, 12, 12, 8, 8])
     children /= np.linalg.norm(children, axis=-1, keepdims=True)
-    squared = np.square(np.linalg.norm(layer(children)[:, 4:8, 4:8], axis=-1))
-    squared = np.sqrt(squared) / (1 - np.sqrt(squared))  # before squashing
-    assert 1.5 / 1.15 < np.sqrt(squared.mean()) < 1.5 * 1.15
+    squashed = np.square(np.linalg.norm(layer(children)[:, 4:8, 4:8], axis=-1))
+    lengths = np.sqrt(squashed) / (1 - np.sqrt(squashed))  # before squashing
+    assert 1.5 / 1.15 < np.sqrt(lengths.mean()) < 1.5 * 1.15
 
 
 def test_weights_of_each_type_are_drawn_by_themselves():
@@ -169,6 +184,45 @@ def test_weights_of_each_type_are_drawn_by_themselves():
     for kernel in (shared, *np.moveaxis(own, 2, 0)):
         assert 0.9 * bound < np.abs(kernel).max() <= bound
     assert np.abs(own[:, :, 0] - own[:, :, 1]).max() > 0.1 * bound
+
+
+@share
+@pytest.mark.parametrize("empty", [-2, -1])
+@pytest.mark.parametrize("kernel_initializer", [None, "he_normal"])
+def test_without_types_or_numbers(kernel_initializer, empty, share_weights, device):
+    shape = [2, 5, 5, 3, 2]
+    shape[empty] = 0
+    layer = layers.SlimCaps2D(
+        *(4, 3, 2),
+        bias_initializer="ones",
+        kernel_initializer=kernel_initializer,
+        share_weights=share_weights,
+    )
+    result = layer(np.zeros(shape, np.float32))
+    ones = tf_capsops.squash(tf.ones(result.shape))
+    assert result.shape == (2, 4, 4, 4, 3)
+    np.testing.assert_allclose(result, ones, rtol=1e-6)
+
+
+def test_sizes_of_zero_and_flags():
+    layer = layers.SlimCaps2DTranspose(2, 4, (5, 1), 3)
+    assert layer.compute_output_shape((1, 0, 0, 3, 2)) == (1, 2, 0, 2, 4)
+    for flag in ("leaky", "share_weights", "use_bias"):
+        text = f"SlimCaps2D: {flag} must be True or False, got 'false'"
+        with pytest.raises(ValueError, match=text):
+            layers.SlimCaps2D(2, 4, 3, **{flag: "false"})
+        assert layers.SlimCaps2D(2, 4, 3, **{flag: np.True_}).get_config()[flag] is True
+
+
+def test_weights_follow_the_type_of_capsules(device):
+    """Without autocast, capsules may be of another type than the layer computes in."""
+    layer, inputs = _made("image", dtype="mixed_float16", autocast=False)
+    outputs = layer(inputs)
+    whole, _ = _made("image")
+    whole.build(inputs.shape)
+    whole.set_weights([each.astype(np.float16) for each in layer.get_weights()])
+    np.testing.assert_array_equal(outputs, whole(inputs))
+    assert layer(inputs.astype(np.float16)).dtype == tf.float16
 
 
 @every_layer

@@ -198,6 +198,12 @@ def test_what_does_not_fit(changes, text, portable, device):
         ({"epsilon": 0.0}, "epsilon must be a positive number, got 0.0"),
         ({"strides": (1, 2, 1)}, "strides must be one or two integers, got (1, 2, 1)"),
         ({"strides": 0}, "strides must be an integer >= 1, got 0"),
+        (
+            {"strides": np.array([1, 2])},
+            "strides must be an integer, or a list or tuple of 2, got array([1, 2])",
+        ),
+        ({"transposed": "false"}, "transposed must be True or False, got 'false'"),
+        ({"leaky": 2}, "leaky must be True or False, got 2"),
         ({"padding": "FULL"}, "padding must be 'VALID' or 'SAME', got 'FULL'"),
         (
             {"transposed": True, "dilations": (1, 2)},

@@ -27,6 +27,14 @@ def forward(inputs, weights, bias, logits, *, iterations, **attributes):
     return steps[-1][2].reshape(*cast.shape[:-3], *cast.shape[-2:])
 
 
+def shares(inputs, weights, bias, logits, *, iterations, **attributes):
+    """Returns how the last iteration divides children, [batch, spatial..., i, j]."""
+    epsilon, leaky, window = _split(attributes)
+    cast = votes(inputs, weights, **window)
+    steps = _route(_flat(cast, 3), bias, logits, iterations, epsilon, leaky)
+    return steps[-1][0].reshape(cast.shape[:-1])
+
+
 def backward(grad, inputs, weights, bias, logits, *, iterations, **attributes):
     """Returns the gradients of `sum(grad * forward(...))` by the four inputs."""
     return _backward(
@@ -181,7 +189,7 @@ def _backward(grad, inputs, weights, bias, logits, iterations, attributes, magni
 
 
 def _softmax(logits, leaky):
-    """Softmax over the parents and, where leaky, one more whose share is dropped."""
+    """Softmax over the parents and, where leaky, one extra entry with logit 0."""
     most = logits.max(axis=-1, keepdims=True, initial=0 if leaky else -np.inf)
     exponentials = np.exp(logits - most)
     total = exponentials.sum(axis=-1, keepdims=True)

@@ -5,8 +5,8 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, positive_int
-from tf_capsops.layers.initializers import unlike_each_other
+from tf_capsops.arguments import boolean, float_tensors, positive_int
+from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.window import (
     IMAGE,
     LINE,
@@ -74,7 +74,7 @@ class CapsuleConv(keras.layers.Layer):
         if self.is_transposed:
             require_no_dilation(self)
         self.activation = keras.activations.get(activation)
-        self.use_bias = bool(use_bias)
+        self.use_bias = boolean(owner, "use_bias", use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
@@ -200,7 +200,9 @@ class CapsuleConv2D(CapsuleConv):
         `tf_capsops.squash`, which then squashes each row, or a name that Keras knows.
       use_bias: whether there is a bias.
       kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
-        plain convolution with the same fans, and once for each of the G matrices.
+        plain convolution with the same fans, and once for each of the G matrices. An
+        initializer of your own must then draw new values at each call, or have `seed`
+        in its config.
       bias_initializer: as for `keras.layers.Conv2D`.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
@@ -333,22 +335,19 @@ def _of_a_convolution(initializer, axes):
     """Adapts an initializer of plain kernels to kernels `[..., C, O, ..., Q, R]`.
 
     The first `axes` are the window.
-
-    Keras' initializers count every axis but the last two as the window. They would
-    count O as part of the fan-in, and the values would be far too small.
     """
 
     def initialize(shape, dtype=None):
         window = shape[:axes]
         channels, filters, *depth, inner, columns = shape[axes:]
-        draw = unlike_each_other(initializer) if depth else initializer
         plain = (*window, channels * inner, filters * columns)
-        split = (*window, channels, inner, filters, columns)
-        matrices = []
-        for _ in range(depth[0] if depth else 1):
-            values = keras.ops.convert_to_tensor(draw(plain, dtype=dtype), dtype)
-            values = keras.ops.reshape(values, split)
-            matrices.append(keras.ops.swapaxes(values, axes + 1, axes + 2))
-        return keras.ops.stack(matrices, axis=-3) if depth else matrices[0]
+
+        def reshape(kernel):
+            split = (*window, channels, inner, filters, columns)
+            return keras.ops.swapaxes(keras.ops.reshape(kernel, split), -3, -2)
+
+        return drawn_as_convolutions(
+            shape, dtype, initializer, plain, reshape, axis=-3 if depth else None
+        )
 
     return initialize

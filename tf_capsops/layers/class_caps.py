@@ -5,7 +5,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int
+from tf_capsops.arguments import boolean, positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
 from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
@@ -64,7 +64,7 @@ class ClassCaps(Routed):
             **kwargs,
         )
         self.num_classes = positive_int("ClassCaps", "num_classes", num_classes)
-        self.coordinates = bool(coordinates)
+        self.coordinates = boolean("ClassCaps", "coordinates", coordinates)
         self._require_rows(self.pose_shape)
         if pose_shape is None:
             self.pose_shape = None

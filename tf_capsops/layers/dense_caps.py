@@ -4,7 +4,7 @@
 
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int
+from tf_capsops.arguments import boolean, positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
 from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
@@ -64,7 +64,7 @@ class DenseCaps(Routed):
             **kwargs,
         )
         self.num_capsules = positive_int("DenseCaps", "num_capsules", num_capsules)
-        self.share_weights = bool(share_weights)
+        self.share_weights = boolean("DenseCaps", "share_weights", share_weights)
 
     def build(self, input_shape):
         parents, _ = self.compute_output_shape(input_shape)

@@ -3,6 +3,7 @@
 """The fully connected capsule layer with routing by agreement."""
 
 import functools
+import math
 import numbers
 import warnings
 
@@ -10,13 +11,14 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import (
+    boolean,
     float_tensors,
     int_between,
     known_shape,
     positive_int,
 )
 from tf_capsops.layers.initializers import RoutedNormal
-from tf_capsops.layers.masks import without_masked
+from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built, weights_by_name
 from tf_capsops.ops.capsule_routing import (
     MOST_ITERATIONS,
@@ -51,9 +53,11 @@ class DigitCaps(keras.layers.Layer):
       capsule_dim: how long an output capsule's vector is.
       routing_iterations: how often the output capsules are computed, 1 to 2^31 - 1.
       logits_trainable: whether the initial logits are learned.
-      kernel_initializer: `RoutedNormal` by default, which says why. Also with
-        `share_weights` it is called for `[I, num_capsules, capsule_dim, K]`, with an I
-        of 1 where that is unknown, and the first values are used.
+      kernel_initializer: `RoutedNormal` by default, which says why. With
+        `share_weights` it is called for `[1, num_capsules, capsule_dim, K]`, and values
+        of a `RoutedNormal` are divided by `sqrt(I)`. Where I is unknown they are not,
+        and sums start too long by that factor: give `RoutedNormal(gain=1.5 /
+        sqrt(children))` for the usual number of children.
       logits_initializer: zeros by default.
       kernel_regularizer, logits_regularizer, kernel_constraint, logits_constraint:
         as Keras layers take them.
@@ -90,7 +94,9 @@ class DigitCaps(keras.layers.Layer):
         self.routing_iterations = int_between(
             "DigitCaps", "routing_iterations", routing_iterations, 1, MOST_ITERATIONS
         )
-        self.logits_trainable = bool(logits_trainable)
+        self.logits_trainable = boolean(
+            "DigitCaps", "logits_trainable", logits_trainable
+        )
         if kernel_initializer is None:
             kernel_initializer = RoutedNormal()
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
@@ -99,7 +105,7 @@ class DigitCaps(keras.layers.Layer):
         self.logits_regularizer = keras.regularizers.get(logits_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.logits_constraint = keras.constraints.get(logits_constraint)
-        self.share_weights = bool(share_weights)
+        self.share_weights = boolean("DigitCaps", "share_weights", share_weights)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -108,7 +114,7 @@ class DigitCaps(keras.layers.Layer):
         self.kernel = self.add_weight(
             name="kernel",
             shape=(*own, self.num_capsules, self.capsule_dim, in_dim),
-            initializer=self._first_of(in_caps or 1, self.kernel_initializer),
+            initializer=self._kernel_initializer(in_caps),
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
         )
@@ -124,29 +130,34 @@ class DigitCaps(keras.layers.Layer):
         axes = {2: in_dim} if self.share_weights else {1: in_caps, 2: in_dim}
         self.input_spec = keras.layers.InputSpec(ndim=3, axes=axes)
 
-    def _first_of(self, in_caps, initializer):
-        """Returns an initializer of the weights of one of so many input capsules."""
+    def _kernel_initializer(self, in_caps):
+        initializer = self.kernel_initializer
         if not self.share_weights:
             return initializer
-        return lambda shape, dtype: initializer((in_caps, *shape), dtype=dtype)[0]
+        gain = 1.0
+        if isinstance(initializer, RoutedNormal):
+            gain = 1 / math.sqrt(in_caps or 1)
+        return lambda shape, dtype: initializer((1, *shape), dtype=dtype)[0] * gain
 
     def call(self, capsules, mask=None):
-        return capsule_routing(*self._operands(capsules, mask), self.routing_iterations)
+        operands, _ = self._operands(capsules, mask)
+        return capsule_routing(*operands, self.routing_iterations)
 
     def compute_mask(self, inputs, previous_mask):
         return None
 
     def _operands(self, capsules, mask):
-        """Returns capsules, weights and logits, as the op takes them."""
+        """Returns capsules, weights and logits, as the op takes them, and the mask."""
         (capsules,) = float_tensors("DigitCaps", capsules=capsules)
-        capsules = without_masked(capsules, mask)
+        seen = seen_capsules("DigitCaps", capsules, mask)
+        capsules = without_masked(capsules, seen)
         kernel = tf.cast(self.kernel, capsules.dtype)
         logits = tf.cast(self.logits, capsules.dtype)
         if self.share_weights:
             in_caps = dimensions(capsules)[1]
             kernel = tf.broadcast_to(kernel, [in_caps, *kernel.shape])
             logits = tf.broadcast_to(logits, [in_caps, *logits.shape])
-        return capsules, kernel, logits
+        return (capsules, kernel, logits), seen
 
     def set_weights(self, weights):
         super().set_weights(list(weights_by_name(self, weights).values()))
@@ -169,9 +180,9 @@ class DigitCaps(keras.layers.Layer):
           ValueError: The layer has not been built.
         """
         require_built(self)
-        operands = self._operands(capsules, mask)
+        operands, seen = self._operands(capsules, mask)
         found = routing_coefficients(*operands, self.routing_iterations)
-        return without_masked(found, mask)
+        return without_masked(found, seen)
 
     def compute_output_shape(self, input_shape):
         unknown = ("batch", "in_caps") if self.share_weights else ("the batch size",)

@@ -5,7 +5,13 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, odd_pair, positive_int, positive_pair
+from tf_capsops.arguments import (
+    boolean,
+    float_tensors,
+    odd_pair,
+    positive_int,
+    positive_pair,
+)
 from tf_capsops.layers.data_format import (
     channels_axis,
     checked_data_format,
@@ -119,7 +125,7 @@ class HighOrderConv2D(keras.layers.Layer):
         )
         self.data_format = checked_data_format(owner, data_format)
         self._channels = channels_axis(self.data_format)
-        self.use_bias = bool(use_bias)
+        self.use_bias = boolean(owner, "use_bias", use_bias)
         if kernel_initializer is None:
             kernel_initializer = keras.initializers.VarianceScaling(1e-4)
         if bias_initializer is None:

@@ -100,8 +100,37 @@ class CenterTap(keras.initializers.Initializer):
         return {"value": self.value}
 
 
-def unlike_each_other(initializer):
-    """Makes an initializer draw new values at every call, the same ones for a seed."""
+def drawn_as_convolutions(shape, dtype, initializer, plain, reshape, axis=None):
+    """Returns a kernel of capsules whose values are those of plain convolutions.
+
+    Keras' initializers count every axis but the last two as the window. They would
+    count an axis of capsules as part of the fan-in.
+
+    Args:
+      shape: The kernel's shape.
+      dtype: Its type.
+      initializer: Called for kernels of shape `plain`.
+      plain: The shape of the kernel of the plain convolution with the same fans.
+      reshape: A function from a plain kernel to one of capsules.
+      axis: A negative axis of `shape`, each entry of which is a kernel that is drawn
+        by itself; or None.
+    """
+    if 0 in shape:
+        return keras.ops.zeros(shape, dtype)
+    draw = initializer if axis is None else _unlike_each_other(initializer)
+    kernels = [
+        reshape(keras.ops.convert_to_tensor(draw(plain, dtype=dtype), dtype))
+        for _ in range(1 if axis is None else shape[axis])
+    ]
+    return kernels[0] if axis is None else keras.ops.stack(kernels, axis)
+
+
+def _unlike_each_other(initializer):
+    """Makes an initializer draw new values at each call.
+
+    A seed makes the sequence repeatable. An initializer whose config has no `seed` must
+    draw new values by itself.
+    """
     config = getattr(initializer, "get_config", dict)()
     if not isinstance(config.get("seed", "none"), int | None):
         return initializer

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import integers
+from tf_capsops.arguments import boolean, integers
 from tf_capsops.codes import checked_bits, decode, encode
 from tf_capsops.layers.weights import require_built, title, weights_by_name
 from tf_capsops.ops.inq_conv import inq_conv2d
@@ -35,7 +35,7 @@ class InqLayer(keras.layers.Layer):
         super().__init__(**kwargs)
         self.bits = checked_bits(type(self).__name__, bits)
         self.activation = keras.activations.get(activation)
-        self.use_bias = bool(use_bias)
+        self.use_bias = boolean(type(self).__name__, "use_bias", use_bias)
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.bias_initializer = keras.initializers.get(bias_initializer)
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)

@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, known_shape, positive_int
+from tf_capsops.arguments import boolean, float_tensors, known_shape, positive_int
 from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.data_format import (
     IMAGE_AXES,
@@ -94,7 +94,7 @@ class PrimaryCaps(Convolving):
         self.channels = channels
         self.capsule_dim = capsule_dim
         self.data_format = checked_data_format("PrimaryCaps", data_format)
-        self.flatten = bool(flatten)
+        self.flatten = boolean("PrimaryCaps", "flatten", flatten)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
-from tf_capsops.layers.masks import without_masked
+from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_conv_nd import capsule_conv1d, capsule_conv3d
@@ -256,14 +256,27 @@ def pair_of_tensors(layer, inputs, mask=None):
       inputs: both.
       mask: the Keras mask of the children, or a list of those of poses and activations.
         Both are zeros for a child that one leaves out.
+
+    Raises:
+      ValueError: if inputs or mask do not fit; the message names layer and what came.
     """
-    pair = _pair(layer, inputs)
+    owner, pair = _name(layer), _pair(layer, inputs)
     named = dict(zip(("poses", "activations"), pair))
-    poses, activations = float_tensors(_name(layer), **named)
-    for each in mask if isinstance(mask, (list, tuple)) else [mask]:
-        poses = without_masked(poses, each, last=2)
-        activations = without_masked(activations, each, last=0)
+    poses, activations = float_tensors(owner, **named)
+    for each in mask if _is_pair_of_masks(mask) else [mask]:
+        seen = seen_capsules(owner, poses, each, last=2)
+        poses = without_masked(poses, seen)
+        activations = without_masked(activations, seen)
     return poses, activations
+
+
+def _is_pair_of_masks(mask):
+    """Tells a list of two masks, each a tensor or None, from one of nested lists."""
+    return (
+        isinstance(mask, (list, tuple))
+        and len(mask) == 2
+        and all(each is None or hasattr(each, "shape") for each in mask)
+    )
 
 
 def pair_of_shapes(layer, shapes, axes, may_be_unknown=1):

@@ -7,9 +7,9 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import float_tensors, int_between, positive_int
-from tf_capsops.layers.initializers import unlike_each_other
-from tf_capsops.layers.masks import without_masked
+from tf_capsops.arguments import boolean, float_tensors, int_between, positive_int
+from tf_capsops.layers.initializers import drawn_as_convolutions
+from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.window import (
     IMAGE,
     LINE,
@@ -24,13 +24,13 @@ from tf_capsops.ops.capsule_conv_routing import capsule_conv_routing
 from tf_capsops.ops.capsule_routing import MOST_ITERATIONS
 from tf_capsops.registered import registered
 
-_GAIN = 1.5  # the length of the first sums of votes, next to a child's
+_GAIN = 1.5  # Length of the first sums of votes, relative to the children's.
 
 
 class SlimCaps(keras.layers.Layer):
     """The base of slim capsules along any axes.
 
-    A subclass has `axes`, what the axes are called that its window slides along.
+    A subclass sets `axes`, the names of its spatial axes.
     """
 
     axes = None
@@ -66,9 +66,9 @@ class SlimCaps(keras.layers.Layer):
         self.routing_iterations = int_between(
             owner, "routing_iterations", routing_iterations, 1, MOST_ITERATIONS
         )
-        self.leaky = bool(leaky)
-        self.share_weights = bool(share_weights)
-        self.use_bias = bool(use_bias)
+        self.leaky = boolean(owner, "leaky", leaky)
+        self.share_weights = boolean(owner, "share_weights", share_weights)
+        self.use_bias = boolean(owner, "use_bias", use_bias)
         if kernel_initializer is not None:
             kernel_initializer = keras.initializers.get(kernel_initializer)
         self.kernel_initializer = kernel_initializer
@@ -104,41 +104,43 @@ class SlimCaps(keras.layers.Layer):
         )
 
     def _initializer(self, types, in_dim):
-        """Returns an initializer of kernels, which are drawn as plain convolutions'."""
+        """Returns an initializer that reshapes the kernel of a plain convolution."""
         initializer = self.kernel_initializer or self._scaled(types, in_dim)
         plain = (*self.kernel_size, in_dim, self.filters * self.capsule_dim)
         split = (*self.kernel_size, in_dim, self.filters, self.capsule_dim)
 
-        def kernel_of(draw, dtype):
-            drawn = keras.ops.convert_to_tensor(draw(plain, dtype=dtype), dtype)
-            return keras.ops.reshape(drawn, split)
-
         def initialize(shape, dtype=None):
-            if self.share_weights:
-                return kernel_of(initializer, dtype)
-            draw = unlike_each_other(initializer)
-            kernels = [kernel_of(draw, dtype) for _ in range(types)]
-            return keras.ops.stack(kernels, axis=-4)
+            return drawn_as_convolutions(
+                shape,
+                dtype,
+                initializer,
+                plain,
+                lambda kernel: keras.ops.reshape(kernel, split),
+                axis=None if self.share_weights else -4,
+            )
 
         return initialize
 
     def _scaled(self, types, in_dim):
-        """Returns an initializer for sums of votes as long as children, about.
+        """Returns an initializer with which parents start about as long as children.
 
-        At first, a parent is the sum of a vote of each type, over how many parents
-        there are, as for `RoutedNormal`.
+        The first sum of a parent has a vote of each type, divided by the number of
+        entries of the softmax, as for `RoutedNormal`.
         """
-        scale = in_dim * (_GAIN * self.filters) ** 2 / (types * self.capsule_dim)
-        if self.is_transposed:  # a pixel sees one tap in so many
+        shares = self.filters + self.leaky
+        scale = max(1, in_dim) * (_GAIN * shares) ** 2
+        scale /= max(1, types) * self.capsule_dim
+        if self.is_transposed:  # an output pixel sees only some of the taps
             scale *= math.prod(map(min, self.kernel_size, self.strides))
         return keras.initializers.VarianceScaling(scale, "fan_in", "truncated_normal")
 
     def call(self, capsules, mask=None):
-        (capsules,) = float_tensors(type(self).__name__, capsules=capsules)
+        owner = type(self).__name__
+        (capsules,) = float_tensors(owner, capsules=capsules)
         return capsule_conv_routing(
-            without_masked(capsules, mask),
-            tf.convert_to_tensor(self.kernel),
-            None if self.bias is None else tf.convert_to_tensor(self.bias),
+            without_masked(capsules, seen_capsules(owner, capsules, mask)),
+            tf.cast(self.kernel, capsules.dtype),
+            None if self.bias is None else tf.cast(self.bias, capsules.dtype),
             iterations=self.routing_iterations,
             strides=self.strides,
             padding=self.padding,
@@ -218,13 +220,16 @@ class SlimCaps2D(SlimCaps):
       padding: `"valid"` or `"same"`, as for `keras.layers.Conv2D`.
       dilation_rate: one or two ints.
       routing_iterations: how often the parents are computed, 1 to 2^31 - 1.
-      leaky: whether one more parent, of a logit of 0, takes a share that is dropped. A
-        layer of one parent needs it for its routing to have an effect.
-      share_weights: whether all types of children have the same kernel.
+      leaky: whether the softmax has one extra entry with logit 0, whose share is
+        discarded. A layer of one parent needs it for its routing to have an effect.
+      share_weights: whether all types of children have the same kernel. How many types
+        there are is fixed by the first call all the same.
       use_bias: whether there is a bias, which is added before squashing.
       kernel_initializer: called for the kernel of the plain convolution, `[KH, KW, K,
-        filters * capsule_dim]`, without `share_weights` once for each type. By default
-        normal values, scaled so that parents start about as long as children.
+        filters * capsule_dim]`, without `share_weights` once for each type: an
+        initializer of your own must then draw new values at each call, or have `seed`
+        in its config. By default normal values, scaled so that parents start about as
+        long as children.
       bias_initializer: as for `keras.layers.Conv2D`; SegCaps has constants of 0.1.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.

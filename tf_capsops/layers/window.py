@@ -72,7 +72,7 @@ def transposed_map_size(layer, input_shape):
     overlaps = layer.padding == "valid"
     sizes = zip(input_shape[1:], layer.kernel_size, layer.strides)
     return [
-        size and size * stride + max(window - stride, 0) * overlaps
+        None if size is None else size * stride + max(window - stride, 0) * overlaps
         for size, window, stride in sizes
     ]
 

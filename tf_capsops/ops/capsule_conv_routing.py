@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_capsops import _library, _portable
 from tf_capsops.arguments import (
+    boolean,
     float_tensors,
     int_between,
     positive_float32,
@@ -92,9 +93,9 @@ def capsule_conv_routing(
       transposed: Whether the votes are those of a transposed convolution, as in
         `tf.nn.conv_transpose`. An axis then has `size * stride` pixels for "SAME" and
         `size * stride + max(kernel - stride, 0)` for "VALID".
-      leaky: Whether the softmax is over the parents and one more, whose logit is 0 and
-        whose share is dropped (Sabour et al., 2017, in their code). A single parent
-        then need not take everything.
+      leaky: Whether the softmax has one extra entry with logit 0, whose share is
+        discarded (Sabour et al., 2017, in their code). A single parent then need not
+        take everything.
       epsilon: A positive number (a normal float32), which keeps values and gradients
         finite where `s` is zero.
       name: Name of the operation in a graph.
@@ -122,11 +123,11 @@ def capsule_conv_routing(
     attributes = {
         "iterations": int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
         "epsilon": positive_float32(owner, "epsilon", epsilon),
-        "transposed": bool(transposed),
-        "leaky": bool(leaky),
+        "transposed": boolean(owner, "transposed", transposed),
+        "leaky": boolean(owner, "leaky", leaky),
         **window_attributes(owner, strides, padding, dilations, axes),
     }
-    if transposed and {*attributes["dilations"]} != {1}:
+    if attributes["transposed"] and {*attributes["dilations"]} != {1}:
         raise ValueError(
             f"{owner}: dilations must be 1 where transposed, got {dilations!r}"
         )

@@ -6,7 +6,12 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops import _library, _portable
-from tf_capsops.arguments import float_tensors, int_between, positive_float32
+from tf_capsops.arguments import (
+    boolean,
+    float_tensors,
+    int_between,
+    positive_float32,
+)
 from tf_capsops.ops import capsule_routing_second
 from tf_capsops.shapes import ShapeRule, dimensions, joined, sizes
 
@@ -42,9 +47,6 @@ def capsule_routing(
     higher derivatives are computed by TensorFlow's own ops over blocks of input
     capsules, and do not store `u_hat` either. Half types are computed in float32.
 
-    With `leaky` this is a `capsule_conv_routing` of one pixel, which is differentiable
-    once, and stores `u_hat` for up to 64 MiB of samples at a time.
-
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
         or bfloat16.
@@ -56,16 +58,17 @@ def capsule_routing(
       epsilon: A positive number (a normal float32), which keeps values and gradients
         finite where `s` is zero.
       name: Name of the operation in a graph.
-      leaky: Whether the softmax is over the output capsules and one more, whose logit
-        is 0 and whose share is dropped.
+      leaky: Whether the softmax has one extra entry with logit 0, whose share is
+        discarded (Sabour et al., 2017, in their code). It is routed as one more output
+        capsule whose weights are zeros, in a copy of the weights.
 
     Returns:
       Output capsules, `[batch, out_caps, out_dim]`, of length below one. Zeros where
       `in_caps` or `in_dim` is 0.
 
     Raises:
-      ValueError: `iterations` or `epsilon` is not as above, or `inputs`, `weights` or
-        `logits` is of another type, ragged or sparse.
+      ValueError: `iterations`, `epsilon` or `leaky` is not as above, or `inputs`,
+        `weights` or `logits` is of another type, ragged or sparse.
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a
         `ValueError` while a graph is built).
       ImportError: The operator library is missing or of another TensorFlow version.
@@ -79,17 +82,17 @@ def capsule_routing(
     """
     owner = "capsule_routing"
     attributes = _attributes(owner, iterations, epsilon)
-    operands = _operands(owner, inputs, weights, logits)
+    leaky = boolean(owner, "leaky", leaky)
+    operands = _operands(owner, inputs, weights, logits, leaky)
     if _portable.is_on():
-        attributes["leaky"] = bool(leaky)
-        return _portable.compute(plain, *operands, name=name or owner, **attributes)
-    if leaky:
-        return _leaky(*operands, **attributes, name=name)
-    return _with_sums(*operands, **attributes, name=name).output
+        output = _portable.compute(plain, *operands, name=name or owner, **attributes)
+    else:
+        output = _with_sums(*operands, **attributes, name=name).output
+    return output[:, :-1] if leaky else output
 
 
 def routing_coefficients(
-    inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None
+    inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None, *, leaky=False
 ):
     """Returns how `capsule_routing` divides input capsules among output capsules.
 
@@ -97,12 +100,13 @@ def routing_coefficients(
     at. No gradient flows through them: a tape gives None.
 
     Args:
-      inputs, weights, logits, iterations, epsilon: As `capsule_routing` takes them.
+      inputs, weights, logits, iterations, epsilon, leaky: As `capsule_routing` takes
+        them.
       name: Name of the operation in a graph.
 
     Returns:
       Coefficients, `[batch, in_caps, out_caps]`, nonnegative and adding up to 1 over
-      `out_caps`.
+      `out_caps`, or to less with `leaky`.
 
     Raises:
       ValueError: An argument is not as `capsule_routing` takes it.
@@ -120,31 +124,25 @@ def routing_coefficients(
     """
     owner = "routing_coefficients"
     attributes = _attributes(owner, iterations, epsilon)
-    inputs, weights, logits = operands = _operands(owner, inputs, weights, logits)
+    leaky = boolean(owner, "leaky", leaky)
+    operands = _operands(owner, inputs, weights, logits, leaky)
     if _portable.is_on():
-        return tf.stop_gradient(
+        found = tf.stop_gradient(
             _portable.compute(
                 plain_coefficients, *operands, name=name or owner, **attributes
             )
         )
-    iterations = attributes["iterations"] - 1
-    epsilon = attributes["epsilon"]
-    if iterations:
-        sums = _with_sums(inputs, weights, logits, iterations, epsilon).sums
     else:
-        shape = joined([0], sizes(inputs)[:1], sizes(weights)[1:3])
-        sums = tf.zeros(shape, _sum_type(inputs))
-    return _library.load().capsule_routing_coefficients(
-        inputs, weights, logits, sums, epsilon=epsilon, name=name
-    )
+        found = _coefficients(*operands, **attributes, name=name)
+    return found[..., :-1] if leaky else found
 
 
-def plain(inputs, weights, logits, iterations, epsilon=1e-7, leaky=False):
+def plain(inputs, weights, logits, iterations, epsilon=1e-7):
     """The definition of `capsule_routing` in TensorFlow's own ops.
 
     It stores `u_hat`, transposed once so that both sums are products of matrices.
     """
-    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon, leaky)
+    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon)
     return tf.squeeze(outputs, axis=2)
 
 
@@ -156,7 +154,7 @@ def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7):
     return tf.broadcast_to(coefficients, [batch, *dimensions(coefficients)[1:]])
 
 
-def _routed(inputs, weights, logits, iterations, epsilon, leaky=False):
+def _routed(inputs, weights, logits, iterations, epsilon):
     """Returns outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`.
 
     The coefficients of the first iteration are those of every sample, `[1, J, 1, I]`.
@@ -169,7 +167,7 @@ def _routed(inputs, weights, logits, iterations, epsilon, leaky=False):
     predictions = tf.reshape(predictions, [in_caps, out_caps, out_dim, batch])
     predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
     logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
-    return plain_agreement(predictions, logits, iterations, epsilon, leaky=leaky)
+    return plain_agreement(predictions, logits, iterations, epsilon)
 
 
 def plain_agreement(votes, logits, iterations, epsilon, bias=None, leaky=False):
@@ -180,7 +178,8 @@ def plain_agreement(votes, logits, iterations, epsilon, bias=None, leaky=False):
       logits: `[1, J, 1, I]`.
       iterations, epsilon: As for `capsule_routing`.
       bias: `[J, 1, D]`, added to the sums of votes, or None.
-      leaky: Whether one more parent, of a logit of 0, takes a share.
+      leaky: Whether the softmax has one extra entry with logit 0, whose share is
+        discarded.
 
     Returns:
       Outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`, with a B of 1 in
@@ -213,12 +212,22 @@ def _attributes(owner, iterations, epsilon):
     }
 
 
-def _operands(owner, inputs, weights, logits):
-    """Returns the three as tensors of one type."""
+def _operands(owner, inputs, weights, logits, leaky):
+    """Returns the three as tensors of one type, with one more parent if `leaky`.
+
+    The votes for that parent are 0, so its logit stays 0, and it has no effect but to
+    take a share.
+    """
     if logits is not None:
-        return float_tensors(owner, inputs=inputs, weights=weights, logits=logits)
-    inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
-    return inputs, weights, tf.zeros(sizes(weights)[:2], weights.dtype)
+        operands = float_tensors(owner, inputs=inputs, weights=weights, logits=logits)
+    else:
+        inputs, weights = float_tensors(owner, inputs=inputs, weights=weights)
+        operands = inputs, weights, tf.zeros(sizes(weights)[:2], weights.dtype)
+    if not leaky:
+        return operands
+    inputs, weights, logits = _bound(*operands)
+    weights = tf.pad(weights, [[0, 0], [0, 1], [0, 0], [0, 0]])
+    return inputs, weights, tf.pad(logits, [[0, 0], [0, 1]])
 
 
 def _bound(inputs, weights, logits):
@@ -228,25 +237,6 @@ def _bound(inputs, weights, logits):
     axes = ("in_caps", "out_caps", "out_dim", "in_dim")
     weights = rule.bind("weights", weights, axes)
     return inputs, weights, rule.bind("logits", logits, ("in_caps", "out_caps"))
-
-
-def _leaky(inputs, weights, logits, iterations, epsilon, name):
-    """Routes as types of children at one pixel of a line, with weights of their own."""
-    inputs, weights, logits = _bound(inputs, weights, logits)
-    outputs = _library.load().capsule_conv_routing(
-        tf.expand_dims(inputs, 1),
-        tf.expand_dims(tf.transpose(weights, (0, 3, 1, 2)), 0),
-        tf.zeros(sizes(weights)[1:3], weights.dtype),
-        logits,
-        iterations=iterations,
-        epsilon=epsilon,
-        strides=[1],
-        dilations=[1],
-        padding="VALID",
-        leaky=True,
-        name=name,
-    )
-    return tf.squeeze(outputs, 1)
 
 
 def _sum_type(inputs):
@@ -262,6 +252,18 @@ def _with_sums(inputs, weights, logits, iterations, epsilon, name=None):
         iterations=iterations,
         epsilon=epsilon,
         name=name,
+    )
+
+
+def _coefficients(inputs, weights, logits, iterations, epsilon, name):
+    iterations -= 1
+    if iterations:
+        sums = _with_sums(inputs, weights, logits, iterations, epsilon).sums
+    else:
+        shape = joined([0], sizes(inputs)[:1], sizes(weights)[1:3])
+        sums = tf.zeros(shape, _sum_type(inputs))
+    return _library.load().capsule_routing_coefficients(
+        inputs, weights, logits, sums, epsilon=epsilon, name=name
     )
 
 

@@ -36,7 +36,7 @@ def conv2d(images, filters, strides, padding, dilations):
 
 
 def conv_transpose(images, filters, strides, padding):
-    """The transposed convolution of images or volumes, also of those without elements.
+    """The transposed convolution of images or volumes. Empty tensors are allowed.
 
     Args:
       images: `[batch, spatial..., channels]`, of two or three spatial axes.

@@ -18,8 +18,9 @@ class Dynamic(Rule):
 
     Each iteration computes the parents `v = squash(sum of share times vote)`, and adds
     to a child's logits how well its votes agree with them. So the logits are the inner
-    products of the votes with the sum of the parents so far. Of the children's
-    activations only zeros count, and the parents' are their lengths.
+    products of the votes with the sum of the parents so far. Children whose activation
+    is 0 are ignored; other values have no effect. The parents' activations are their
+    lengths.
 
     Args:
       iterations: how often the parents are computed, at least 1.

@@ -20,9 +20,9 @@ class InvertedAttention(Rule):
 
     Parents attend to children, but the attention is normalized over the parents, who
     compete for each child. A parent's pose is the sum of the votes by their shares,
-    layer-normalized over the pose. Capsules have no activations: of those of the
-    children only zeros count, and those of the parents are ones, so what classifies
-    must read the poses.
+    layer-normalized over the pose. Children whose activation is 0 are ignored; other
+    values have no effect. The parents' activations are ones, so a classifier must read
+    the poses.
 
     This is the paper's sequential schedule. Its concurrent one, which iterates over all
     layers at once, is not offered.

@@ -42,9 +42,9 @@ class Rule:
         Args:
           moments: `tf_capsops.capsule_moments` of the layer's children and weights, to
             be called with any of `bias`, `linear`, `precision`, `center`, `prior`,
-            `order` and `normalize`, and with `use_activations=False` for children that
-            all count as one, but for those of an activation of 0, which never count. It
-            casts what it is given to the type of the moments.
+            `order` and `normalize`, and with `use_activations=False` to weight all
+            children equally; those with activation 0 are still left out. It casts what
+            it is given to the type of the moments.
           training: As for every Keras layer.
 
         Returns:

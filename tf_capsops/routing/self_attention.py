@@ -20,7 +20,8 @@ class SelfAttention(Rule):
     children: a softmax over the parents of `<vote, sum of votes> / sqrt(D)`. Learned
     priors for each pair of child and parent, zeros at first, are added to the shares.
     A parent's pose is the sum of the votes by both, through `exponential_squash`, and
-    its activation the length of that. Of the children's activations only zeros count.
+    its activation the length of that. Children whose activation is 0 are ignored; other
+    values have no effect.
 
     >>> layer = tf_capsops.layers.DenseCaps(
     ...     10, pose_shape=(1, 16), routing=tf_capsops.routing.SelfAttention())
