@@ -4,8 +4,7 @@
 // CPU kernels of convolution with routing, compiled once per instruction set. A call
 // runs one task on one thread, as in cc/cpu/capsule_prediction.h. Votes are routed with
 // one pixel per lane, so no step needs another lane.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -52,5 +51,3 @@ struct CpuKernels {
 CAPSOPS_DECLARE_KERNELS
 
 }  // namespace capsops::capsule_conv_routing
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_H_

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Copies the operands of a slab's convolution, and adds the gradients of the copies.
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_COPIES_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_COPIES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -111,5 +110,3 @@ void AddRow(const Patch& patch, int64_t row, const T* copy, T* grad_input) {
 }
 
 }  // namespace capsops::capsule_conv_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_COPIES_H_

@@ -4,8 +4,7 @@
 // Routes the votes of pixels, one per lane. Arrays of vectors hold one number for each
 // vote, [types][parents][out_dim], for each pair, [types][parents], or for each
 // parent's number, [parents][out_dim].
-#ifndef CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_PIXELS_H_
-#define CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_PIXELS_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -255,5 +254,3 @@ void AddParts(const Problem& p, int64_t count, const Accumulator<T>* parts,
 }
 
 }  // namespace capsops::capsule_conv_routing::CAPSOPS_ISA
-
-#endif  // CAPSOPS_CC_CPU_CAPSULE_CONV_ROUTING_PIXELS_H_

@@ -19,8 +19,7 @@
 // T is float, double, Float16 or BFloat16; the 16-bit types are routed in float. Every
 // output element is written, even when a sum is empty. On a GPU all tensors are aligned
 // to 16 bytes.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_ROUTING_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -30,10 +29,6 @@
 #include "cc/launch/plan.h"
 
 namespace capsops::capsule_conv_routing {
-
-// The names of the ops in errors.
-inline constexpr char kForwardName[] = "CapsuleConvRouting";
-inline constexpr char kBackwardName[] = "CapsuleConvRoutingGrad";
 
 // -1 is an unknown dimension; planners need them all. Images of one or two dimensions
 // have a depth, and lines also a height, of 1.
@@ -83,10 +78,7 @@ template <typename Exec, typename T>
 using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
                          const T* /*bias*/, const T* /*logits*/, T* /*output*/>;
 
-template <typename T>
-ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& problem);
+CAPSOPS_OP(Forward, "CapsuleConvRouting", ForwardPlan)
 
 // grad is shaped like output, and the gradients like the inputs. At each pixel:
 //   db_r[i,j]   = c_r (dc - sum_j c_r dc) with dc[i,j] = <votes[i,j], ds_r[j]>
@@ -101,28 +93,6 @@ using BackwardPlan =
          const T* /*bias*/, const T* /*logits*/, T* /*grad_input*/, T* /*grad_weights*/,
          T* /*grad_bias*/, T* /*grad_logits*/>;
 
-template <typename T>
-BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& problem);
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& problem);
-
-// The ops that frameworks plan (op.h).
-struct Forward : OpBase<Problem> {
-  static constexpr const char* kName = kForwardName;
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanForward<T>(exec, problem);
-  }
-};
-
-struct Backward : OpBase<Problem> {
-  static constexpr const char* kName = kBackwardName;
-  template <typename T, typename Exec>
-  static auto MakePlan(const Exec& exec, const Problem& problem) {
-    return PlanBackward<T>(exec, problem);
-  }
-};
+CAPSOPS_OP(Backward, "CapsuleConvRoutingGrad", BackwardPlan)
 
 }  // namespace capsops::capsule_conv_routing
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_ROUTING_H_

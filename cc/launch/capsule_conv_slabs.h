@@ -12,8 +12,7 @@
 // channels: frames and taps of depth are copied for that. The votes of a transposed
 // convolution are the input gradient of a convolution that reads votes; its weights are
 // transposed.
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -274,5 +273,3 @@ struct Relay {
 };
 
 }  // namespace capsops::capsule_conv_routing
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_H_

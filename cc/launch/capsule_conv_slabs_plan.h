@@ -18,8 +18,7 @@
 //   Parts          returns how many sums the gradients of bias and logits have in parts
 //   RouteBackward  replaces votes by their gradient, and adds to these parts
 //   AddParts       adds the parts up
-#ifndef CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_PLAN_H_
-#define CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_PLAN_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -345,7 +344,7 @@ ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
     return Plan::Make(0, [](auto...) { return LaunchError(); });
   }
   const auto slabs =
-      std::make_shared<const Slabs<Steps, T>>(exec, kForwardName, p, false);
+      std::make_shared<const Slabs<Steps, T>>(exec, Forward::kName, p, false);
   return PlanSlabs<Plan>(
       *slabs, [slabs](auto... arguments) { return slabs->Forward(arguments...); });
 }
@@ -362,7 +361,7 @@ BackwardPlan<typename Steps::Exec, T> PlanBackwardBySlabs(
           LaunchError error;
           const auto zero = [&](T* data, int64_t count) {
             if (!error.empty() || count == 0) return;
-            error = Steps::Zero(exec, kBackwardName, data, count * sizeof(T));
+            error = Steps::Zero(exec, Backward::kName, data, count * sizeof(T));
           };
           zero(grad_input, InputSize(p));
           zero(grad_weights, WeightsSize(p));
@@ -372,11 +371,9 @@ BackwardPlan<typename Steps::Exec, T> PlanBackwardBySlabs(
         });
   }
   const auto slabs =
-      std::make_shared<const Slabs<Steps, T>>(exec, kBackwardName, p, true);
+      std::make_shared<const Slabs<Steps, T>>(exec, Backward::kName, p, true);
   return PlanSlabs<Plan>(
       *slabs, [slabs](auto... arguments) { return slabs->Backward(arguments...); });
 }
 
 }  // namespace capsops::capsule_conv_routing
-
-#endif  // CAPSOPS_CC_LAUNCH_CAPSULE_CONV_SLABS_PLAN_H_

@@ -7,8 +7,7 @@
 //   TF_CAPSOPS_DEVICE=capability=86,shared=101376  plans as for another device
 // The functions of the C interface change them later; Python calls those through
 // tf_capsops/kernels.py.
-#ifndef CAPSOPS_CC_LAUNCH_CHOICE_H_
-#define CAPSOPS_CC_LAUNCH_CHOICE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -56,5 +55,3 @@ CAPSOPS_EXPORT void tf_capsops_record_kernels(int what);
 // refusal" for each candidate, in order, with tabs between these. The string is valid
 // until the same thread calls this function again.
 CAPSOPS_EXPORT const char* tf_capsops_recorded_kernels();
-
-#endif  // CAPSOPS_CC_LAUNCH_CHOICE_H_

@@ -4,8 +4,7 @@
 // A plan says how to run an op on a problem: the kernel's name, the size of the
 // workspace, and a closure that holds the tile sizes and launches the kernel. Plans are
 // values: one plan may run many times, in several threads, on any stream of its device.
-#ifndef CAPSOPS_CC_LAUNCH_PLAN_H_
-#define CAPSOPS_CC_LAUNCH_PLAN_H_
+#pragma once
 
 #include <cstdint>
 #include <functional>
@@ -110,5 +109,3 @@ Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
 }
 
 }  // namespace capsops
-
-#endif  // CAPSOPS_CC_LAUNCH_PLAN_H_

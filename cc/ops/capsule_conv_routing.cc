@@ -52,7 +52,7 @@ strides: Pixels from one position of the kernel to the next, for each spatial ax
 dilations: Pixels between neighbours in the kernel; 1 if transposed.
 padding: As of CapsuleConv or, if transposed, of the convolution that it transposes.
 transposed: Whether the votes are those of the transposed convolution.
-leaky: Whether the softmax has one more parent, of logit 0, whose share is dropped.
+leaky: Whether the softmax has one extra entry with logit 0, whose share is discarded.
 )doc");
 
 REGISTER_OP("CapsuleConvRoutingGrad")

@@ -3,8 +3,7 @@
 
 // The only place where the shapes and attributes of convolution with routing are
 // checked.
-#ifndef CAPSOPS_CC_SHAPES_CAPSULE_CONV_ROUTING_H_
-#define CAPSOPS_CC_SHAPES_CAPSULE_CONV_ROUTING_H_
+#pragma once
 
 #include <cstdint>
 
@@ -46,5 +45,3 @@ struct BackwardOp : Backward, OpWith<Attributes> {
 };
 
 }  // namespace capsops::capsule_conv_routing
-
-#endif  // CAPSOPS_CC_SHAPES_CAPSULE_CONV_ROUTING_H_

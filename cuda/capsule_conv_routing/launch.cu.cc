@@ -11,13 +11,13 @@ namespace capsops::capsule_conv_routing {
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
-      kForwardName, {{"slabs", [&] { return slabs::PlanForward<T>(exec, p); }}});
+      Forward::kName, {{"slabs", [&] { return slabs::PlanForward<T>(exec, p); }}});
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
-      kBackwardName, {{"slabs", [&] { return slabs::PlanBackward<T>(exec, p); }}});
+      Backward::kName, {{"slabs", [&] { return slabs::PlanBackward<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

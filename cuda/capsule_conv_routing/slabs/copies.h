@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Copies and sums, as capsule_conv_slabs_plan.h describes them.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_COPIES_H_
-#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_COPIES_H_
+#pragma once
 
 #include <cstdint>
 
@@ -34,5 +33,3 @@ LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t
                      T* to_second);
 
 }  // namespace capsops::capsule_conv_routing::slabs
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_COPIES_H_

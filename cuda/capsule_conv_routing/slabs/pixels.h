@@ -1,14 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The order in which blocks route pixels. A block takes tiles of `pixels` pixels, one after another.
+// The order in which blocks route pixels. A block takes tiles of `pixels` pixels, one
+// after another.
 // Each parent of a pixel has a group of `lanes` lanes, which hold `vector` numbers at a
 // time, and each row of logits one of `row_lanes` lanes.
 //
 // Votes and all that routing keeps of a pixel are in shared memory or, if that is too
 // small, votes are read from global memory and the rest is in the workspace.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_PIXELS_H_
-#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_PIXELS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -51,5 +51,3 @@ LaunchError RouteBackward(const GpuExec& exec, const char* op, const Tiling& til
                           T* votes, Accumulator<T>* parts, Accumulator<T>* space);
 
 }  // namespace capsops::capsule_conv_routing::slabs
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_PIXELS_H_
