@@ -135,9 +135,9 @@ struct Slab {
   }
 };
 
-// How many types are pixels next to each other in the slab's convolution, instead of
-// pose rows: all if `across`, for kernels that are faster for poses of one row, and if
-// they share weights and strides allow it.
+// Returns the number of types that are pixels next to each other in the convolution of
+// a slab, instead of pose rows: all if `across`, for kernels that are faster for poses
+// of one row, and if types share weights and strides allow it.
 static inline int64_t TypesAcross(const Problem& p, bool across) {
   return across && p.shared_weights && p.stride_width == 1 && p.types > 0 ? p.types : 1;
 }

@@ -59,7 +59,7 @@ void Arrange(bool gradient, Tiling* z) {
 template <typename A>
 Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   constexpr int kVector = 16 / sizeof(A), kThreads = 128;
-  constexpr int64_t kFewBytes = 32 << 10;  // of a block of several pixels
+  constexpr int64_t kFewBytes = 32 << 10;  // the most if a tile has several pixels
   constexpr int64_t kSpaceBytes = 16 << 20, kPartBytes = 8 << 20;
   Tiling z{};
   z.types = static_cast<int>(p.types);
