@@ -1,10 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The order in which blocks route pixels. A block takes tiles of `pixels` pixels, one
-// after another.
-// Each parent of a pixel has a group of `lanes` lanes, which hold `vector` numbers at a
-// time, and each row of logits one of `row_lanes` lanes.
+// The tiling of kernels that route pixels. A block takes tiles of `pixels` pixels, one
+// after another. Each parent of a pixel has a group of `lanes` lanes, which hold
+// `vector` numbers at a time, and each row of logits a group of `row_lanes` lanes.
 //
 // Votes and all that routing keeps of a pixel are in shared memory or, if that is too
 // small, votes are read from global memory and the rest is in the workspace.
