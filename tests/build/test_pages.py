@@ -52,5 +52,5 @@ def test_the_first_page_asks_what_the_visitor_wants():
     page = (fresh.ROOT / "README.md").read_text()
     table = page[: page.index("## ")]
     targets = re.findall(r"^\| .* \| \[.*\]\((docs/.*\.md)\) \|$", table, re.MULTILINE)
-    assert len(targets) == 4
+    assert len(targets) == 5
     assert all((fresh.ROOT / target).is_file() for target in targets)
