@@ -103,8 +103,8 @@ def explained() -> Iterator[list[tuple[str, str, str]]]:
 
     Yields:
         A list that is filled when the block ends: op, kernel, and why it cannot do the
-        problem, or "", for each kernel in order of preference. The first kernel of
-        an op without a refusal is the one that runs. An op on a CPU is in the list within
+        problem, or "", for each kernel in order of preference. The first kernel of an
+        op without a refusal is the one that runs. An op on a CPU is in the list within
         `pretend_device`.
     """
     with _record(2) as lines:

@@ -10,8 +10,11 @@ from tf_capsops.__main__ import main
 _CALLS = {
     "CapsulePrediction": "--shape 2x6x8 6x4x5x8",
     "CapsuleRouting": "--shape 2x6x8 6x4x5x8 --argument iterations=2",
-    "CapsuleConv": "--shape 1x5x5x2x4x4 3x3x2x3x4x4 --argument strides=(2,1) padding=SAME",
-    "CapsuleMoments": "--shape 1x4x4x2x4x4 none 3x3x2x3x4x4 --argument linear=1x2x2x3x4x4",
+    "CapsuleConv": "--shape 1x5x5x2x4x4 3x3x2x3x4x4 "
+    "--argument strides=(2,1) padding=SAME",
+    "CapsuleConvRouting": "--shape 1x5x5x2x4 3x3x4x3x8 --argument leaky=True",
+    "CapsuleMoments": "--shape 1x4x4x2x4x4 none 3x3x2x3x4x4 "
+    "--argument linear=1x2x2x3x4x4",
     "HighOrderConv": "--shape 1x5x5x2 1x5x5x9 --argument kernel_size=3",
     "InqConv": "--shape 1x5x5x4 3x3x4x8 --argument bits=4",
 }

@@ -11,6 +11,7 @@ _FUNCTIONS = {
     "CapsulePrediction": "capsule_prediction",
     "CapsuleRouting": "capsule_routing",
     "CapsuleConv": "capsule_conv2d",
+    "CapsuleConvRouting": "capsule_conv_routing",
     "CapsuleMoments": "capsule_moments",
     "HighOrderConv": "high_order_conv2d",
     "InqConv": "inq_conv2d",
