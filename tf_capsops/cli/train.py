@@ -208,7 +208,13 @@ def check(args):
     """Checks what can be checked without data and TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
     usual = {"image_shape": (28, 28, 1), "generated": False, "objects": 1}
-    usual["has_masks"] = args.model in presets.SEGMENTERS
+    usual["name"] = "the data set"
+    # Without --model, the data say later whether a network for masks is meant.
+    usual["has_masks"] = args.model in presets.SEGMENTERS or (
+        not args.model
+        and args.preset in presets.PRESETS["segcaps"]
+        and args.preset not in presets.PRESETS["capsnet"]
+    )
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
     data(args)
 
@@ -326,7 +332,7 @@ def _distortion(given, preset, dataset):
     changing = [option for option in known if given[option]]
     if changing and dataset is not None and dataset.has_masks:
         raise CommandError(
-            f"{dataset.name} has masks, which would stay as they are: no "
+            f"{dataset.name} has masks, and distortion does not move the masks: no "
             f"--{changing[0]}"
         )
     if changing and dataset is not None and dataset.generated:
