@@ -77,11 +77,6 @@ class CapsNet(Autoencoder):
                 f"CapsNet: input_shape must be at least kernel_size {kernel_size}, got "
                 f"{image_shape}"
             )
-        if reconstruction_weight < 0:
-            raise ValueError(
-                "CapsNet: reconstruction_weight must not be negative, got "
-                f"{reconstruction_weight!r}"
-            )
         num_classes = positive_int("CapsNet", "num_classes", num_classes)
         objects = positive_int("CapsNet", "objects", objects)
         if objects > num_classes:

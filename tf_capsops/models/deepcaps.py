@@ -11,8 +11,7 @@ import tensorflow as tf
 from tf_capsops.arguments import known_shape
 from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps, SlimCaps2D
 from tf_capsops.models.autoencoder import Autoencoder
-from tf_capsops.models.classifier import checked_sizes
-from tf_capsops.models.segmentation import sizes_of
+from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.ops.squash import at_least_float32, squash
 from tf_capsops.registered import registered
 
