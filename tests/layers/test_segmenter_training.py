@@ -121,16 +121,6 @@ def test_weights_and_sizes_are_checked(build, shape, options, text):
         build(shape, 3, **{"size": "small", **options})
 
 
-@pytest.mark.parametrize("build, name", [(deepcaps, "deep"), (segcaps, "seg")])
-def test_a_refusal_names_the_model(build, name):
-    model = build((8, 8, 1), 3, size="small", name=name)
-    use, owner = model, model.owner
-    if build is deepcaps:
-        use, owner = model.inference_model(), name
-    with pytest.raises(ValueError, match=f"{owner}: images must be floating-point"):
-        use(np.zeros([1, 8, 8, 1], np.uint8))
-
-
 def test_generators_and_validation_splits():
     def batches():
         while True:

@@ -17,7 +17,6 @@ from tf_capsops.models.outputs import (
     with_integers,
 )
 from tf_capsops.models.parts import parts_config, saved_parts
-from tf_capsops.registered import registered
 
 
 class Autoencoder(targets.Reconstructing, keras.Model):
@@ -29,6 +28,8 @@ class Autoencoder(targets.Reconstructing, keras.Model):
       layers: what `parts_config` returned; None for new parts, as in older files.
       **kwargs: `name` and `dtype`, as for every Keras model.
     """
+
+    inference = None  # the class of what `inference_model` returns
 
     def __init__(self, arguments, layers=None, **kwargs):
         super().__init__(**kwargs)
@@ -116,7 +117,7 @@ class Autoencoder(targets.Reconstructing, keras.Model):
             "lengths": self.length(capsules),
             "reconstruction": self.decoder(self.mask(capsules)),
         }
-        return CapsNetInference(images, outputs, name=self.name)
+        return self.inference(images, outputs, name=self.name)
 
     def compile(
         self,
@@ -174,8 +175,7 @@ class Autoencoder(targets.Reconstructing, keras.Model):
         return self._compile_arguments if self.compiled else None
 
 
-@registered
-class CapsNetInference(ImageModel, keras.Model):
+class Inference(ImageModel, keras.Model):
     """The functional model of `inference_model`, which refuses unscaled images."""
 
     def call(self, inputs, training=None, mask=None):

@@ -8,9 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import image_range, positive_int, positive_pair
-from tf_capsops.models.autoencoder import Autoencoder
+from tf_capsops.models.autoencoder import Autoencoder, Inference
 from tf_capsops.models.parts import new_parts
 from tf_capsops.registered import registered
+
+
+@registered
+class CapsNetInference(Inference):
+    """The functional model that `CapsNet.inference_model` returns."""
+
+    owner = "CapsNet"
 
 
 @registered
@@ -45,6 +52,7 @@ class CapsNet(Autoencoder):
     """
 
     owner = "CapsNet"
+    inference = CapsNetInference
 
     def __init__(
         self,
