@@ -298,6 +298,18 @@ RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
 LAST_MARGINS = {("compact", "em"): 0.3}
 
 
+def read_masks(model, preset):
+    """Whether a network reads masks, as far as its name or that of its preset says.
+
+    Args:
+      model: of `PRESETS`, or None for the one that the data call for.
+      preset: one of its presets, or None.
+    """
+    if model:
+        return model in SEGMENTERS
+    return preset in PRESETS["segcaps"] and preset not in PRESETS["capsnet"]
+
+
 def fitting(image_shape):
     """The name of the preset for images or volumes `(..., height, width, channels)`."""
     smallest = min(image_shape[-3:-1])

@@ -208,13 +208,8 @@ def check(args):
     """Checks what can be checked without data and TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
     usual = {"image_shape": (28, 28, 1), "generated": False, "objects": 1}
-    usual["name"] = "the data set"
-    # Without --model, the data say later whether a network for masks is meant.
-    usual["has_masks"] = args.model in presets.SEGMENTERS or (
-        not args.model
-        and args.preset in presets.PRESETS["segcaps"]
-        and args.preset not in presets.PRESETS["capsnet"]
-    )
+    masks = presets.read_masks(args.model, args.preset)
+    usual |= {"name": "the data set", "has_masks": masks}
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
     data(args)
 
