@@ -20,6 +20,18 @@ def file(tmp_path):
     return str(tmp_path / "model.keras")
 
 
+def test_a_deepcaps_is_trained(tmp_path, capsys):
+    options = ["--model", "deepcaps", "--epochs", "1", "--batch-size", "250"]
+    run = tmp_path / "run"
+    assert main(["train", *options, "--output", str(run)]) == 0
+    config = json.loads((run / "config.json").read_text())
+    assert (config["model"], config["preset"]) == ("deepcaps", "small")
+    assert config["network"] == {"size": "small", "routing_iterations": 3}
+    assert (run / "reconstructions.png").exists()
+    assert main(["train", "--model", "deepcaps", "--routing", "em"]) == 2
+    assert "deepcaps has no choice of routing" in capsys.readouterr().err
+
+
 def test_commands_take_a_deepcaps(file, tmp_path, capsys):
     assert main(["evaluate", file, "--data", "digits", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

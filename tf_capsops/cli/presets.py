@@ -262,6 +262,17 @@ PRESETS = {
     },
 }
 
+_DEEP = Preset(network={"size": "small"}, epochs=30, learning_rate=0.002)
+PRESETS["deepcaps"] = {
+    "small": dataclasses.replace(
+        _DEEP, batch_size=_SMALL["batch_size"], distortion=_SMALL["distortion"]
+    ),
+    "compact": _DEEP,
+    "large": dataclasses.replace(_DEEP, **_LARGE),
+    # The network of Rajasegaran et al. (2019).
+    "paper": dataclasses.replace(_DEEP, network={}, learning_rate=0.001),
+}
+
 # Networks for segmentation, which read masks of classes, and their learning rates.
 _RATES = {"segcaps": 0.005, "ucaps3d": 0.003, "unet": 0.003}
 SEGMENTERS = tuple(_RATES)
