@@ -96,6 +96,18 @@ def positive_number(owner, name, value):
     return float(value)
 
 
+def not_negative(owner, name, value):
+    """Returns `value` after checking that it is a finite number of at least zero.
+
+    Raises:
+      ValueError: if it is not one; the message names owner, argument and value.
+    """
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_real or not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{owner}: {name} must not be negative, got {value!r}")
+    return value
+
+
 def positive_float32(owner, name, value):
     """Returns `value` as a float above zero that is finite and normal in float32 too.
 
@@ -263,6 +275,36 @@ def scaled_images(owner, images, image_shape=None):
             f"shape {shape}"
         )
     return images
+
+
+def with_multiples(owner, images, image_shape, multiple):
+    """Returns `images` after checking the sizes that a model leaves open.
+
+    Args:
+      owner: the name to begin the message with.
+      images: `[batch, *image_shape]`.
+      image_shape: the model's, with None for sizes that are open.
+      multiple: what these must be multiples of.
+
+    Raises:
+      ValueError: if one is not; the message names owner and shape.
+      tf.errors.InvalidArgumentError: the same, if the size is unknown in a graph.
+    """
+    shape = tf.TensorShape(images.shape)
+    text = f"{owner}: sizes of images must be multiples of {multiple}"
+    unknown = []
+    for axis, size in enumerate(image_shape[:-1], start=1):
+        if size is None and shape[axis] is None:
+            unknown.append(axis)
+        elif size is None and shape[axis] % multiple:
+            raise ValueError(f"{text}, got shape {shape}")
+    if not unknown or isinstance(images, keras.KerasTensor):
+        return images
+    sizes = tf.gather(tf.shape(images), unknown)
+    with tf.control_dependencies(
+        [tf.debugging.assert_equal(sizes % multiple, 0, text)]
+    ):
+        return tf.identity(images)
 
 
 def float_tensors(owner, **operands):

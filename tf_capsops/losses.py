@@ -242,9 +242,9 @@ class WeightedBinaryCrossentropy(keras.losses.Loss):
 
     `-(positive_weight y log p + (1 - y) log(1 - p))`, averaged over the classes: the
     segmentation loss of LaLonde and Bagci, "Capsules for Object Segmentation" (2018),
-    who weight pixels of the object by the share of the others. With a weight of 1 it is
-    `keras.losses.BinaryCrossentropy`. Batches are averaged, unless `reduction` says
-    otherwise.
+    with `positive_weight = (1 - p) / p` for an object that has the share p of all
+    pixels. With a weight of 1 it is `keras.losses.BinaryCrossentropy`. Batches are
+    averaged, unless `reduction` says otherwise.
 
     Call arguments: `y_pred`, probabilities or lengths `[..., classes]` from 0 to 1;
     `y_true` as for `MarginLoss`.

@@ -50,6 +50,26 @@ class ExactMatch(keras.metrics.Mean):
         return {**super().get_config(), "objects": self.objects}
 
 
+def found(scores):
+    """Returns which class is read at each pixel.
+
+    Args:
+      scores: `[..., classes]`.
+
+    Returns:
+      Integers `[...]`: the class of the highest score; with one class 1, an object,
+      where the score is 0.5 or more, and else 0.
+
+    >>> from tf_capsops.metrics import found
+    >>> found([[0.2, 0.8], [0.7, 0.3]]).numpy(), found([[0.2], [0.5]]).numpy()
+    (array([1, 0]), array([0, 1]))
+    """
+    scores = tf.convert_to_tensor(scores)
+    if scores.shape[-1] == 1:
+        return tf.cast(scores[..., 0] >= 0.5, tf.int64)
+    return tf.argmax(scores, axis=-1)
+
+
 @keras.saving.register_keras_serializable("tf_capsops")
 class Dice(keras.metrics.Metric):
     """The Dice coefficient of a class, or its mean over the classes.
@@ -97,12 +117,8 @@ class Dice(keras.metrics.Metric):
                 f"Dice: y_pred must be scores of {self.num_classes} classes, got shape "
                 f"{scores.shape}"
             )
-        if self.num_classes == 1:
-            read = tf.cast(scores >= 0.5, self.dtype)
-        else:
-            read = tf.one_hot(
-                tf.argmax(scores, axis=-1), self.num_classes, dtype=self.dtype
-            )
+        read = one_hot_labels(found(scores)[..., tf.newaxis], scores)
+        read = tf.cast(read, self.dtype)
         shown = tf.cast(one_hot_labels(y_true, scores), self.dtype)
         weights = tf.ones([1], self.dtype)
         if sample_weight is not None:

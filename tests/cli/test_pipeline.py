@@ -99,6 +99,7 @@ def test_turning_and_zooming_keep_the_middle():
         ("matrix_capsnet", "compact", (28, 28, 1), 318964),
         ("efficient_capsnet", "small", (8, 8, 1), 39216),
         ("efficient_capsnet", "compact", (28, 28, 1), 162400),
+        ("deepcaps", "paper", (28, 28, 1), 8506705),
     ],
 )
 def test_presets_make_networks_for_their_images(network, preset, shape, parameters):

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks of classes, from files and folders, and the commands that read them."""
 
+import argparse
 import json
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from masked import masked_pictures
 
-from tf_capsops import data
+from tf_capsops import data, models
 from tf_capsops.__main__ import main
-from tf_capsops.cli import evaluation
+from tf_capsops.cli import evaluation, train
+from tf_capsops.errors import CommandError
 
 _RANDOM = np.random.default_rng(5)
 
@@ -30,19 +33,6 @@ def _arrays(shape=(6, 8, 16), classes=3):
 def _saved(folder, **arrays):
     np.savez(folder / "blobs.npz", **arrays)
     return folder / "blobs.npz"
-
-
-def _pictures(folder, count=6, greys=(0, 255), size=(8, 16)):
-    """Pictures and masks of the same names, in `images` and `masks`."""
-    for number in range(count):
-        mask = np.resize(np.uint8(greys), size)
-        _RANDOM.shuffle(mask.reshape(-1))
-        for name, picture in (("images", mask // 2 + 20), ("masks", mask)):
-            path = folder / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            png = tf.io.encode_png(picture[..., None])
-            path.write_bytes(png.numpy())
-    return folder
 
 
 def test_a_file_may_have_masks_or_volumes(tmp_path):
@@ -87,103 +77,6 @@ def test_bad_masks_are_named(tmp_path, changes, text):
     assert text in str(error.value)
 
 
-def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):
-    folder = _pictures(tmp_path / "cells", 10, greys=(0, 100, 255))
-    loaded = data.load(folder)
-    assert loaded.has_masks and loaded.class_names == ["0", "100", "255"]
-    assert loaded.image_shape == (8, 16, 1)
-    assert (len(loaded.train), len(loaded.test)) == (8, 2)
-    images, masks = loaded.train.take(range(8))
-    greys = np.array([0, 100, 255])[masks.numpy()]
-    np.testing.assert_allclose(images, (greys // 2 + 20) / 255, atol=1e-6)
-    held = loaded.held_out(np.arange(6), np.arange(6, 8))
-    for ours, theirs in zip(held.test.take([0, 1]), (images, masks)):
-        np.testing.assert_array_equal(ours, theirs[6:])
-    again = data.load(folder, **loaded.options)
-    np.testing.assert_array_equal(again.train.take(range(8))[1], masks)
-    everything = data.load(folder, training=False)
-    assert (len(everything.train), len(everything.test)) == (0, 10)
-    # Masks keep their classes when pictures are resized.
-    resized = data.load(folder, image_size=(16, 8), color_mode="rgb")
-    images, masks = resized.test.take([0])
-    assert images.shape == (1, 16, 8, 3) and masks.shape == (1, 16, 8, 1)
-    assert set(np.unique(masks)) <= {0, 1, 2}
-    # Numbers of classes are those of the network.
-    ordered = data.load(folder, class_names=["255", "0", "100"])
-    assert np.all(ordered.train.take(range(8))[1].numpy() == (masks_of(loaded) + 1) % 3)
-
-
-def masks_of(loaded):
-    return loaded.train.take(range(len(loaded.train)))[1].numpy()
-
-
-def test_a_folder_may_be_divided(tmp_path):
-    for part, count in (("train", 5), ("test", 3)):
-        _pictures(tmp_path / part, count)
-    loaded = data.load(tmp_path)
-    assert (len(loaded.train), len(loaded.test)) == (5, 3)
-    with pytest.raises(ValueError, match="has train/ and test/: no --test-share"):
-        data.load(tmp_path, test_share=0.5)
-
-
-def _alone(folder):
-    (folder / "masks/1.png").unlink()
-
-
-def _other_size(folder):
-    _pictures(folder / "other", 1, size=(8, 8))
-    (folder / "other/masks/0.png").rename(folder / "masks/1.png")
-
-
-def _broken(folder):
-    (folder / "masks/1.png").write_bytes(b"no picture")
-
-
-def _one_class(folder):
-    for path in (folder / "masks").iterdir():
-        path.write_bytes(tf.io.encode_png(np.zeros([8, 16, 1], np.uint8)).numpy())
-
-
-def _twice(folder):
-    (folder / "images/1.jpg").write_bytes(b"")
-
-
-def _no_picture(folder):
-    (folder / "images/notes.txt").write_text("")
-
-
-@pytest.mark.parametrize(
-    "change, text",
-    [
-        (_alone, "images/1.png has no mask of the same name"),
-        (_other_size, "differ in size: give --image-size PIXELS"),
-        (_broken, "masks/1.png cannot be read as a picture"),
-        (_one_class, "have one grey, 0: there must be two or more"),
-        (_twice, "1.png and .*1.jpg have the same name"),
-        (_no_picture, "notes.txt is no PNG or JPEG picture: take it out"),
-    ],
-)
-def test_bad_folders_are_named(tmp_path, change, text):
-    folder = _pictures(tmp_path / "cells")
-    change(folder)
-    with pytest.raises(ValueError, match=text):
-        data.load(folder)
-
-
-def test_a_grey_that_the_network_does_not_know_is_named(tmp_path):
-    folder = _pictures(tmp_path / "cells", greys=(0, 7))
-    with pytest.raises(ValueError, match="has a grey of 7, and the network knows 0, 5"):
-        data.load(folder, class_names=["0", "5"])
-
-
-def test_broken_masks_are_skipped(tmp_path):
-    folder = _pictures(tmp_path / "cells")
-    _broken(folder)
-    loaded = data.load(folder, skip_broken=True)
-    assert len(loaded.train) + len(loaded.test) == 5
-    assert loaded.skipped == [str(folder / "masks/1.png")]
-
-
 def test_overlaps_are_those_of_pixels():
     matrix = np.array([[50, 10, 0], [5, 35, 0], [0, 0, 0]])
     found = evaluation.overlaps(matrix)
@@ -195,7 +88,7 @@ def test_overlaps_are_those_of_pixels():
 def trained(tmp_path_factory):
     """A run of a folder of pictures, whose greys a few weights tell apart."""
     folder = tmp_path_factory.mktemp("segmentation")
-    cells = _pictures(folder / "cells", 10)
+    cells = masked_pictures(folder / "cells", 10)
     options = ["--epochs", "40", "--batch-size", "2", "--validation", "0.25"]
     output = ["--model", "unet", "--output", str(folder / "run")]
     assert main(["train", "--data", str(cells), *options, *output]) == 0
@@ -244,6 +137,52 @@ def test_masks_are_predicted_as_those_for_training(trained, tmp_path, capsys):
     assert tf.io.decode_png(mask).shape == (20, 30, 1)
 
 
+def test_masks_replace_no_picture_and_no_other_mask(trained, tmp_path, capsys):
+    run, source = str(trained / "run"), trained / "cells/images/0.png"
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "0.png").write_bytes(source.read_bytes())
+    given = ["predict", run, *map(str, folders)]
+    assert main([*given, "--output", str(folders[0])]) == 2
+    assert "a/0.png is one of the pictures, and a mask would" in capsys.readouterr().err
+    assert (folders[0] / "0.png").read_bytes() == source.read_bytes()
+    output = tmp_path / "masks"
+    assert main([*given, "--json", "--output", str(output)]) == 0
+    answers = json.loads(capsys.readouterr().out)
+    names = [str(output / name) for name in ("0.png", "0-2.png")]
+    assert [each["mask"] for each in answers] == names
+
+
+def test_a_network_of_one_class_reads_an_object(tmp_path, capsys):
+    cells = masked_pictures(tmp_path / "cells", 10)
+    model = models.unet((8, 16, 1), 1, size="small")
+    model.compile(keras.optimizers.Adam(0.01), loss="binary_crossentropy")
+    images, masks = data.load(cells).train.take(range(8))
+    model.fit(images, masks, epochs=60, verbose=0)
+    model.save(tmp_path / "model.keras")
+    file, output = str(tmp_path / "model.keras"), str(tmp_path / "found")
+    assert main(["evaluate", file, "--data", str(cells), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["class_names"] == ["0", "255"] and found["mean_dice"] > 0.9
+    picture = str(cells / "images/0.png")
+    assert main(["predict", file, picture, "--json", "--output", output]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    mask = tf.io.decode_png(tf.io.read_file(answer["mask"])).numpy()
+    wanted = tf.io.decode_png(tf.io.read_file(str(cells / "masks/0.png"))).numpy()
+    assert set(np.unique(mask)) == {0, 255} and np.mean(mask == wanted) > 0.9
+    assert answer["classes"]["255"] == np.mean(mask == 255)
+
+
+def test_a_preset_of_networks_for_masks_waits_for_the_data():
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    given = ["--data", "segmented_mnist:digits", "--preset", "paper"]
+    train.check(parser.parse_args(given))
+    with pytest.raises(CommandError, match="no --flip"):
+        train.check(parser.parse_args([*given, "--model", "segcaps", "--flip"]))
+
+
 @pytest.mark.parametrize(
     "data_name, model, shape",
     [
@@ -275,7 +214,7 @@ def test_generated_masks_train_and_resume(data_name, model, shape, tmp_path, cap
         (["train", "--model", "capsnet"], "blobs has masks: give --model segcaps"),
         (
             ["train", "--flip"],
-            "blobs has masks, which would stay as they are: no --flip",
+            "blobs has masks, and distortion does not move the masks: no --flip",
         ),
         (["train", "--class-weight", "balanced"], "a class for each pixel: no --class"),
         (
@@ -305,7 +244,7 @@ def test_other_data_and_commands_are_refused(trained, tmp_path, capsys):
             ["train", "--data", "digits", "--model", "unet"],
             "digits has a class for each",
         ),
-        (["evaluate", run, "--data", "digits"], "reads masks, which digits has not"),
+        (["evaluate", run, "--data", "digits"], "reads masks, and digits has no masks"),
         (["quantize", run], "a network that segments, which train, evaluate and"),
         (["reconstruct", run], "a network that segments, which train, evaluate and"),
         (["predict", run, str(tmp_path), "--top", "2"], "for each pixel: no --top"),

@@ -198,7 +198,8 @@ def test_errors_say_what_is_wrong(arguments, text):
 def test_errors_name_the_model():
     model = _small()
     model.compile(run_eagerly=True)
-    with pytest.raises(ValueError, match="DeepCaps: images must be floating-point"):
-        model(np.zeros([1, *_SHAPE], np.uint8))
+    for each in (model, model.inference_model()):
+        with pytest.raises(ValueError, match="DeepCaps: images must be floating-point"):
+            each(np.zeros([1, *_SHAPE], np.uint8))
     with pytest.raises(ValueError, match="DeepCaps: fit and evaluate need labels"):
         model.fit(_IMAGES, verbose=0)

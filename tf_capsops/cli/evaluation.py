@@ -8,6 +8,7 @@ import numpy as np
 
 from tf_capsops.cli import runs
 from tf_capsops.data import Pictures
+from tf_capsops.metrics import found
 
 
 def scores(model, samples, batch_size=256):
@@ -55,13 +56,14 @@ def count_pixels(model, samples, batch_size):
       batch_size: images a batch.
 
     Returns:
-      Pixels `[classes, classes]`: rows are those of masks, columns predictions.
+      Pixels `[classes, classes]`: rows are those of masks, columns predictions. A
+      network of one class reads two, background and object.
     """
-    classes = model.output_shape[-1]
+    classes = max(2, model.output_shape[-1])
     total = np.zeros([classes, classes], np.int64)
     for images, masks in samples.batches(batch_size):
-        found = model.predict_on_batch(images).argmax(axis=-1)
-        total += confusion_matrix(masks.numpy().ravel(), found.ravel(), classes)
+        read = found(model.predict_on_batch(images)).numpy()
+        total += confusion_matrix(masks.numpy().ravel(), read.ravel(), classes)
     return total
 
 

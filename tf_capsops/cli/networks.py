@@ -12,7 +12,7 @@ from tf_capsops import _library, data, losses, metrics, models, routing
 from tf_capsops._version import __version__
 from tf_capsops.cli import runs
 from tf_capsops.errors import CommandError, reported, require
-from tf_capsops.models import CapsNet
+from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.segmenter import Segmenter
 from tf_capsops.models.unet import UNet
 
@@ -162,7 +162,7 @@ def seed_everything(seed, deterministic=None):
 
 
 def load(path):
-    """Loads a network: a `CapsNet`, one that segments, or any that classifies images.
+    """Loads a network: an `Autoencoder`, one that segments, or one that classifies.
 
     Returns:
       The model; the `(height, width, channels)` of its images, with None for what it
@@ -186,15 +186,24 @@ def segments(model):
     return isinstance(model, (Segmenter, UNet))
 
 
+def class_names(model, directory, classes):
+    """Returns the names of a network's classes, of which `load` says how many."""
+    alone = segments(model) and model.output_shape[-1] == 1
+    if alone and not runs.read_config(directory).get("classes"):
+        return ["0", "255"]  # black, and white where there is an object
+    return runs.class_names(directory, classes)
+
+
 def _sizes(model, path):
     """Returns a model's `(height, width, channels)` and its number of classes.
 
-    Sizes that the model leaves open are None.
+    Sizes that the model leaves open are None. An object in front of a background makes
+    two classes.
     """
-    if isinstance(model, CapsNet):
+    if isinstance(model, Autoencoder):
         return tuple(model.image_shape), model.num_classes
     if segments(model):
-        return tuple(model.input_shape[1:]), model.output_shape[-1]
+        return tuple(model.input_shape[1:]), max(2, model.output_shape[-1])
     try:
         scores = model.output_shape
         outputs = getattr(model, "output", None)
@@ -247,7 +256,8 @@ def open_model(
 ):
     """Loads the model of a run and the data to use it on.
 
-    A `CapsNet`, or any Keras model from images `[B, H, W, C]` to scores `[B, classes]`.
+    An `Autoencoder`, or any Keras model from images `[B, H, W, C]` to scores
+    `[B, classes]`.
 
     Args:
       target: a run's directory, or a `.keras` file; None for the newest run in runs/.
@@ -278,8 +288,11 @@ def open_model(
         options["training"] = training
     dataset = open_data(source, **options)
     if dataset.has_masks != segments(model):
-        reads = "masks" if segments(model) else "a class for each image"
-        raise CommandError(f"the model reads {reads}, which {dataset.name} has not")
+        if segments(model):
+            reads = f"masks, and {dataset.name} has no masks"
+        else:
+            reads = f"a class for each image, and {dataset.name} has masks"
+        raise CommandError(f"the model reads {reads}")
     require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(

@@ -41,7 +41,8 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where a network that segments puts its masks, PNG files of the pictures' "
-        "names and sizes (default: masks next to the model)",
+        "names and sizes, with a number where a name comes twice (default: masks next "
+        "to the model)",
     )
 
 
@@ -59,15 +60,16 @@ def run(args):
     if len(shape) != 3 or shape[2] not in (1, 3):
         took = "volumes" if len(shape) > 3 else f"images of {shape[2]} channels"
         raise CommandError(f"{path} takes {took}, and pictures have 1 or 3 channels")
-    names = runs.class_names(path.parent, classes)
+    names = networks.class_names(model, path.parent, classes)
     if networks.segments(model):
         if args.top:
             raise CommandError(f"{path} reads a class for each pixel: no --top")
         output = pathlib.Path(args.output or path.parent / "masks")
+        targets = _targets(args.pictures, output)
         make_directory(output)
 
         def answers_of(files, images):
-            return _masks(model, files, images, names, output)
+            return _masks(model, files, images, names, targets)
     else:
         if args.output:
             raise CommandError(f"{path} writes no masks: no --output")
@@ -108,7 +110,7 @@ def _batches(given, shape):
     size = 1 if None in shape else _BATCH
     files, images, faults = [], [], []
     for path in map(pathlib.Path, given):
-        found = _within(path) if path.is_dir() else [path]
+        found = _files(path)
         if not found:
             faults.append(f"{path} has no PNG or JPEG pictures")
         for file in found:
@@ -121,6 +123,40 @@ def _batches(given, shape):
                 yield files, images, faults
                 files, images, faults = [], [], []
     yield files, images, faults
+
+
+def _files(path):
+    """Returns the pictures that a path stands for."""
+    return _within(path) if path.is_dir() else [path]
+
+
+def _targets(given, output):
+    """Returns the path of the mask of each picture.
+
+    It has the picture's name, with a number where another one has that name.
+
+    Args:
+      given: the paths of files and folders.
+      output: the folder of the masks.
+
+    Raises:
+      CommandError: if a mask would replace a picture.
+    """
+    files = [file for path in map(pathlib.Path, given) for file in _files(path)]
+    targets, sources = {}, {file.resolve(): file for file in files}
+    for file in sources.values():
+        name, number = file.stem, 1
+        while output / f"{name}.png" in targets.values():
+            number += 1
+            name = f"{file.stem}-{number}"
+        targets[file.resolve()] = output / f"{name}.png"
+    for target in targets.values():
+        if target.resolve() in sources:
+            raise CommandError(
+                f"{target} is one of the pictures, and a mask would replace it: give "
+                "another --output"
+            )
+    return targets
 
 
 def _within(folder):
@@ -143,7 +179,7 @@ def _classes(model, files, images, names, count):
         yield {"file": file, **best[0], "top": best}, f"{file}: {', '.join(shown)}"
 
 
-def _masks(model, files, images, names, output):
+def _masks(model, files, images, names, targets):
     """Writes masks, and yields what is printed of each picture, for JSON and as text.
 
     A mask has its picture's size, and the greys that masks for training have.
@@ -151,14 +187,15 @@ def _masks(model, files, images, names, output):
     import numpy as np
 
     from tf_capsops.data import masks
+    from tf_capsops.metrics import found
 
     greys = np.array(masks.greys_of(names), np.uint8)
     for file, image in zip(files, images):
-        found = model.predict_on_batch(image[np.newaxis])[0].argmax(axis=-1)
-        path = output / f"{pathlib.Path(file).stem}.png"
+        read = found(model.predict_on_batch(image[np.newaxis])[0]).numpy()
+        path = targets[pathlib.Path(file).resolve()]
         with reported(OSError):
-            masks.write(path, greys[found], like=file)
-        shares = np.bincount(found.ravel(), minlength=len(names)) / found.size
+            masks.write(path, greys[read], like=file)
+        shares = np.bincount(read.ravel(), minlength=len(names)) / read.size
         shown = {name: float(share) for name, share in zip(names, shares) if share}
         text = ", ".join(f"{name} {share:.2%}" for name, share in shown.items())
         yield {"file": file, "mask": str(path), "classes": shown}, f"{path}: {text}"

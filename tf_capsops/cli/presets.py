@@ -262,6 +262,17 @@ PRESETS = {
     },
 }
 
+_DEEP = Preset(network={"size": "small"}, epochs=30, learning_rate=0.002)
+PRESETS["deepcaps"] = {
+    "small": dataclasses.replace(
+        _DEEP, batch_size=_SMALL["batch_size"], distortion=_SMALL["distortion"]
+    ),
+    "compact": _DEEP,
+    "large": dataclasses.replace(_DEEP, **_LARGE),
+    # The network of Rajasegaran et al. (2019).
+    "paper": dataclasses.replace(_DEEP, network={}, learning_rate=0.001),
+}
+
 # Networks for segmentation, which read masks of classes, and their learning rates.
 _RATES = {"segcaps": 0.005, "ucaps3d": 0.003, "unet": 0.003}
 SEGMENTERS = tuple(_RATES)
@@ -296,6 +307,18 @@ RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
 # 0.9. In the paper's network EM's activations of two classes come to differ by about
 # 0.5. Beyond that margin every image adds to the loss alike, the certain ones too.
 LAST_MARGINS = {("compact", "em"): 0.3}
+
+
+def read_masks(model, preset):
+    """Whether a network reads masks, as far as its name or that of its preset says.
+
+    Args:
+      model: of `PRESETS`, or None for the one that the data call for.
+      preset: one of its presets, or None.
+    """
+    if model:
+        return model in SEGMENTERS
+    return preset in PRESETS["segcaps"] and preset not in PRESETS["capsnet"]
 
 
 def fitting(image_shape):

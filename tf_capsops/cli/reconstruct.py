@@ -48,22 +48,26 @@ def check(args):
 def run(args):
     """Draws the figures. Returns the exit status."""
     from tf_capsops.cli import figures, networks
-    from tf_capsops.models import CapsNet
+    from tf_capsops.models.autoencoder import Autoencoder
 
     model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken
     )
-    _check_routes(model, directory)
+    draws, routes = isinstance(model, Autoencoder), _routes(model)
+    if not (draws or routes):
+        raise CommandError(
+            f"the {model.name} in {directory} has no decoder to reconstruct images, "
+            "and no routing to draw: give another network"
+        )
     output = pathlib.Path(args.output) if args.output else directory
-    pictures = {"coefficients": figures.coefficients}
-    if isinstance(model, CapsNet):
-        pictures = {
-            "reconstructions": functools.partial(
-                figures.reconstructions, count=args.images
-            ),
-            "perturbations": figures.perturbations,
-            **pictures,
-        }
+    pictures = {}
+    if draws:
+        pictures["reconstructions"] = functools.partial(
+            figures.reconstructions, count=args.images
+        )
+        pictures["perturbations"] = figures.perturbations
+    if routes:
+        pictures["coefficients"] = figures.coefficients
     if args.beside:
         models = _beside(args, model, dataset, directory)
         pictures["comparison"] = lambda _, *others: figures.comparison(models, *others)
@@ -76,18 +80,22 @@ def run(args):
     return 0
 
 
-def _check_routes(model, directory):
-    """Raises a CommandError if a model has no routing to draw."""
+def _routes(model):
+    """Whether a model has `routing_coefficients` to draw."""
     from tf_capsops.layers.routed import Routed
     from tf_capsops.models import CapsNet, CapsuleClassifier
 
-    routes = isinstance(model, CapsuleClassifier) and any(
-        isinstance(layer, Routed) for layer in model.layers
-    )
-    if not (routes or isinstance(model, CapsNet)):
+    if isinstance(model, CapsuleClassifier):
+        return any(isinstance(layer, Routed) for layer in model.layers)
+    return isinstance(model, CapsNet)
+
+
+def _check_routes(model, directory):
+    """Raises a CommandError if a model has no routing to compare."""
+    if not _routes(model):
         raise CommandError(
-            f"the {model.name} in {directory} has no decoder to reconstruct images, "
-            "and no routing to draw: give another network"
+            f"the {model.name} in {directory} has no routing to draw: give another "
+            "network"
         )
 
 
@@ -96,6 +104,7 @@ def _beside(args, model, dataset, directory):
     from tf_capsops.cli import networks
 
     models = {directory.name: model}
+    _check_routes(model, directory)
     for target in args.beside:
         other, others_data, where = networks.open_model(
             target, args.data, skip_broken=args.skip_broken

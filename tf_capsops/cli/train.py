@@ -80,8 +80,8 @@ def _add_network(group):
     group.add_argument(
         "--model",
         choices=list(presets.PRESETS),
-        help="capsnet, with routing and a decoder; p_capsnet, of capsule convolutions "
-        "only; matrix_capsnet, with any --routing; efficient_capsnet, with "
+        help="capsnet or deepcaps, with routing and a decoder; p_capsnet, of capsule "
+        "convolutions only; matrix_capsnet, with any --routing; efficient_capsnet, of "
         "self-attention routing; or convnet, without capsules; for masks of classes "
         "segcaps, ucaps3d for volumes, or unet, without capsules (default: capsnet, or "
         "for masks segcaps or ucaps3d)",
@@ -95,14 +95,14 @@ def _add_network(group):
         "--preset",
         choices=sorted({name for each in presets.PRESETS.values() for name in each}),
         help="sizes and schedule; sabour for capsnet and convnet, chen and tiny for "
-        "p_capsnet, paper for networks for masks (default: small, compact or large, by "
-        "the images' size)",
+        "p_capsnet, paper for deepcaps and networks for masks (default: small, compact "
+        "or large, by the images' size)",
     )
     group.add_argument(
         "--routing-iterations",
         type=options.positive_int,
-        help="how often routing computes the parents, for capsnet (default: 3) and "
-        "matrix_capsnet (default: 2)",
+        help="how often routing computes the parents, for capsnet and deepcaps "
+        "(default: 3) and matrix_capsnet (default: 2)",
     )
     group.add_argument(
         "--routing-gradient",
@@ -207,8 +207,8 @@ def _add_execution(group):
 def check(args):
     """Checks what can be checked without data and TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
-    usual = {"image_shape": (28, 28, 1), "generated": False, "objects": 1}
-    usual["has_masks"] = args.model in presets.SEGMENTERS
+    usual = {"name": "the data set", "image_shape": (28, 28, 1), "generated": False}
+    usual |= {"objects": 1, "has_masks": presets.read_masks(args.model, args.preset)}
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
     data(args)
 
@@ -256,7 +256,7 @@ def settings(args, dataset=None):
     _refuse_options_of_others(given, model)
     _check_targets(given, model, dataset)
     network = dict(preset.network)
-    if model == "capsnet":
+    if model in ("capsnet", "deepcaps"):
         network["routing_iterations"] = given["routing_iterations"] or 3
     if dataset is not None and dataset.objects > 1:
         if model != "capsnet":
@@ -326,7 +326,7 @@ def _distortion(given, preset, dataset):
     changing = [option for option in known if given[option]]
     if changing and dataset is not None and dataset.has_masks:
         raise CommandError(
-            f"{dataset.name} has masks, which would stay as they are: no "
+            f"{dataset.name} has masks, and distortion does not move the masks: no "
             f"--{changing[0]}"
         )
     if changing and dataset is not None and dataset.generated:
@@ -386,11 +386,12 @@ def _check_targets(given, model, dataset):
 
 def _refuse_options_of_others(given, model):
     """Raises a CommandError for options that a network of this name does not have."""
-    iterates, drawing = ("capsnet", "matrix_capsnet"), ("capsnet", "segcaps", "ucaps3d")
+    iterates = "matrix_capsnet", "capsnet", "deepcaps"
+    drawing = *iterates[1:], "segcaps", "ucaps3d"
     for option, networks, without in (
-        ("routing", iterates[1:], "choice of routing"),
+        ("routing", iterates[:1], "choice of routing"),
         ("routing_iterations", iterates, "routing that iterates"),
-        ("routing_gradient", iterates[1:], "em routing"),
+        ("routing_gradient", iterates[:1], "em routing"),
         ("reconstruction_weight", drawing, "reconstructions"),
     ):
         if model not in networks and given[option]:

@@ -9,7 +9,7 @@ writes what came of it.
 import keras
 import tensorflow as tf
 
-from tf_capsops import data, models
+from tf_capsops import data
 from tf_capsops.cli import (
     callbacks,
     distribution,
@@ -23,7 +23,7 @@ from tf_capsops.cli import (
 )
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
-from tf_capsops.models import grouping
+from tf_capsops.models import autoencoder, grouping
 
 
 def run(args):
@@ -160,7 +160,7 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
     if history:
         plots.curves(history, directory / "curves.png", judged)
         written += [runs.HISTORY, "curves.png"]
-    if isinstance(model, models.CapsNet):
+    if isinstance(model, autoencoder.Autoencoder):
         figures.reconstructions(model, dataset, directory / "reconstructions.png")
         written.append("reconstructions.png")
     said = [f"trained in {seconds:.0f} s"]

@@ -14,6 +14,8 @@ from tf_capsops.data import folders, pictures
 from tf_capsops.data.samples import on_processor
 
 _GREYS = 256
+_PNG = b"\x89PNG\r\n\x1a\n"  # that a file begins with
+_DEPTH = 24  # the byte of a PNG file that has the bits of a channel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +64,22 @@ class MaskedSamples(pictures.PictureSamples):
 
 def is_in(folder):
     """Whether a folder has pictures and masks, or `train` and `test` with both."""
-    folder = pathlib.Path(folder)
     return any(
         all((part / name).is_dir() for name in ("images", "masks"))
-        for part in (folder, folder / "train")
+        for part in _parts(folder)
     )
+
+
+def check(folder):
+    """Raises a ValueError if a folder has pictures for masks, and no masks."""
+    for part in _parts(folder):
+        if (part / "images").is_dir() and not (part / "masks").is_dir():
+            raise ValueError(f"{part} has images/ but no masks/")
+
+
+def _parts(folder):
+    folder = pathlib.Path(folder)
+    return folder, folder / "train"
 
 
 def load(
@@ -86,8 +99,9 @@ def load(
 
     Raises:
       ValueError: if the folder is of another form, a picture has no mask, a file is no
-        picture, sizes or colors differ and no option says what to convert them to, or
-        the masks have one class; the message names the file or folder.
+        picture, a mask is no grey PNG of 8 bits, sizes or colors differ and no option
+        says what to convert them to, or the masks have one class; the message names the
+        file or folder.
     """
     trained, tested, share = _found(folder, seed, test_share, training)
     pairs = np.array(trained + tested, np.object_).reshape(-1, 2)
@@ -97,6 +111,15 @@ def load(
     broken = pairs[:, 0][shapes[:, 0] == 0], pairs[:, 1][mask_shapes[:, 0] == 0]
     skipped = np.concatenate(broken).tolist()
     pictures.check_broken(skipped, skip_broken)
+    if skipped:
+        pictures.warn_of_skipped(skipped)
+    for purpose, part in (("training", is_training), ("testing", ~is_training)):
+        if (training or purpose == "testing") and not good[part].any():
+            raise ValueError(
+                f"{folder} has no picture and mask for {purpose} that can be read"
+            )
+    for path, (*_, channels) in zip(pairs[good, 1], mask_shapes[good]):
+        _check_form(path, channels)
     other = (shapes != mask_shapes)[:, :2].any(axis=1) & good
     if other.any() and image_size is None:
         image, mask = pairs[other.argmax()]
@@ -105,7 +128,8 @@ def load(
             "all pictures and masks"
         )
     shape = pictures.image_shape(pairs[good, 0], shapes[good], image_size, color_mode)
-    names, classes = _classes(folder, pairs[good, 1], class_names)
+    masks = pairs[good & is_training, 1], pairs[good & ~is_training, 1]
+    names, classes = _classes(folder, *masks, class_names)
     train, test = (
         MaskedSamples(*pairs[part].T, shape, classes)
         for part in (good & is_training, good & ~is_training)
@@ -167,6 +191,24 @@ def _by_name(folder):
     return found
 
 
+def _check_form(path, channels):
+    """Raises a ValueError unless a mask is a grey PNG file of at most 8 bits."""
+    with open(path, "rb") as file:
+        start = file.read(_DEPTH + 1)
+    if not start.startswith(_PNG):
+        raise ValueError(
+            f"{path} is no PNG file: masks must be, for JPEG changes greys"
+        )
+    if channels > 2:
+        raise ValueError(
+            f"{path} has colours: masks must be grey, with a grey for each class"
+        )
+    if start[_DEPTH] > 8:
+        raise ValueError(
+            f"{path} has {start[_DEPTH]} bits for each pixel: masks must have 8 at most"
+        )
+
+
 def _grey(path):
     """Returns a mask's greys, uint8 `[H, W, 1]`."""
     greys = tf.io.decode_image(
@@ -179,39 +221,43 @@ def _resized(mask, size):
     return tf.image.resize(mask, size, method="nearest")
 
 
-def _classes(folder, paths, class_names):
+def _classes(folder, trained, tested, class_names):
     """Returns the names of the classes, and the class of each grey, `[256]`.
 
     Args:
       folder: where the masks are.
-      paths: of their files.
-      class_names: those that the network knows; None for the greys that masks have.
+      trained: the paths of those for training.
+      tested: the paths of those for testing.
+      class_names: those that the network knows; None for the greys that the masks for
+        training have, or those for testing where there are no others.
     """
-    counts = np.zeros(_GREYS, np.int64)
-    firsts = {}
-    with _console.without_log_lines(), tf.device("CPU:0"):
-        for path in paths:
-            found = np.bincount(_grey(os.fsencode(path)).numpy().ravel())
-            for grey in np.flatnonzero(found).tolist():
-                firsts.setdefault(grey, path)
-            counts[: len(found)] += found
-    greys = np.flatnonzero(counts).tolist()
-    names = class_names or [str(grey) for grey in greys]
-    known = greys_of(names)
-    for grey in greys:
-        if grey not in known:
-            raise ValueError(
-                f"{firsts[grey]} has a grey of {grey}, and the network knows "
-                f"{', '.join(map(str, known))}"
-            )
+    firsts, others = map(_first_files, (trained, tested))
+    names = class_names or [str(grey) for grey in sorted(firsts or others)]
     if len(names) < 2:
         raise ValueError(
-            f"the masks of {folder} have one grey, {greys[0]}: there must be two or "
+            f"the masks of {folder} have one grey, {names[0]}: there must be two or "
             "more, one for each class"
         )
+    known = greys_of(names)
+    for grey, path in sorted({**others, **firsts}.items()):
+        if grey not in known:
+            raise ValueError(
+                f"{path} has a grey of {grey}, and the network knows "
+                f"{', '.join(map(str, known))}"
+            )
     classes = np.zeros(_GREYS, np.int32)
     classes[known] = np.arange(len(known))
     return names, classes
+
+
+def _first_files(paths):
+    """Returns the first file that has each grey that there is."""
+    firsts = {}
+    with _console.without_log_lines(), tf.device("CPU:0"):
+        for path in paths:
+            for grey in np.unique(_grey(os.fsencode(path))).tolist():
+                firsts.setdefault(grey, path)
+    return firsts
 
 
 def greys_of(class_names):

@@ -144,10 +144,7 @@ def load(
     _check_classes(paths, labels, is_training, good)
     skipped += paths[~good].tolist()
     if skipped:
-        what = "files that are no pictures, such as"
-        if len(skipped) == 1:
-            what = "file that is no picture,"
-        warnings.warn(f"skipped {len(skipped)} {what} {skipped[0]}", stacklevel=2)
+        warn_of_skipped(skipped)
     shape = image_shape(paths[good], shapes[good], image_size, color_mode)
     train, test = (
         PictureSamples(paths[part], labels[part], shape)
@@ -268,6 +265,14 @@ def check_broken(broken, skip_broken):
             f"{broken[0]} cannot be read as a picture{more}: take it out, or give "
             "--skip-broken"
         )
+
+
+def warn_of_skipped(files):
+    """Warns of files that are left out, on behalf of the caller's caller."""
+    what = "files that are no pictures, such as"
+    if len(files) == 1:
+        what = "file that is no picture,"
+    warnings.warn(f"skipped {len(files)} {what} {files[0]}", stacklevel=3)
 
 
 def _check_classes(paths, labels, is_training, good):

@@ -16,7 +16,8 @@ class Samples(abc.ABC):
     taken before; nothing that was generated is kept.
 
     Attributes:
-      labels: int32 `[N]`, a class that each image shows; the highest of a mask.
+      labels: int32 `[N]`, a class that each image shows: the highest of a mask in an
+        array, and 0 where the masks are files.
 
     >>> from tf_capsops import data
     >>> tests = data.load("digits").test

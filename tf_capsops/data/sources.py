@@ -136,6 +136,7 @@ def _plain(source, seed, options, before=""):
             f"no data at {source!r}: data must be {names}, an .npz file or a folder of "
             "pictures or idx files"
         )
+    masks.check(source)
     if masks.is_in(source):
         return masks.load(source, seed, **options)
     if is_pictures(source):

@@ -7,7 +7,7 @@ import abc
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import image_range, scaled_images
+from tf_capsops.arguments import image_range, not_negative, scaled_images
 from tf_capsops.losses import MarginLoss, ReconstructionLoss, one_hot_labels
 from tf_capsops.models import targets
 from tf_capsops.models.images import ImageModel, images_and
@@ -17,20 +17,25 @@ from tf_capsops.models.outputs import (
     with_integers,
 )
 from tf_capsops.models.parts import parts_config, saved_parts
-from tf_capsops.registered import registered
 
 
 class Autoencoder(targets.Reconstructing, keras.Model):
-    """The base of `CapsNet` and `DeepCaps`; the former says what all of it means.
+    """The base of `CapsNet` and `DeepCaps`; `CapsNet` documents inputs and outputs.
 
     Args:
-      arguments: those of the subclass, by name: what `get_config` is made of.
+      arguments: those of the subclass, by name, which `get_config` returns; with
+        `"input_shape"`, `"num_classes"` and `"reconstruction_weight"`.
       layers: what `parts_config` returned; None for new parts, as in older files.
       **kwargs: `name` and `dtype`, as for every Keras model.
     """
 
+    inference = None  # the class of what `inference_model` returns
+
     def __init__(self, arguments, layers=None, **kwargs):
         super().__init__(**kwargs)
+        not_negative(
+            self.owner, "reconstruction_weight", arguments["reconstruction_weight"]
+        )
         self._arguments = arguments
         self.objects = arguments.get("objects", 1)
         if layers:
@@ -112,7 +117,7 @@ class Autoencoder(targets.Reconstructing, keras.Model):
             "lengths": self.length(capsules),
             "reconstruction": self.decoder(self.mask(capsules)),
         }
-        return CapsNetInference(images, outputs, name=self.name)
+        return self.inference(images, outputs, name=self.name)
 
     def compile(
         self,
@@ -169,16 +174,9 @@ class Autoencoder(targets.Reconstructing, keras.Model):
     def get_compile_config(self):
         return self._compile_arguments if self.compiled else None
 
-    def compile_from_config(self, config):
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
 
-
-@registered
-class CapsNetInference(ImageModel, keras.Model):
+class Inference(ImageModel, keras.Model):
     """The functional model of `inference_model`, which refuses unscaled images."""
-
-    owner = "CapsNet"
 
     def call(self, inputs, training=None, mask=None):
         images = self.images_of(inputs)

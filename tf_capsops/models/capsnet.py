@@ -8,9 +8,16 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import image_range, positive_int, positive_pair
-from tf_capsops.models.autoencoder import Autoencoder
+from tf_capsops.models.autoencoder import Autoencoder, Inference
 from tf_capsops.models.parts import new_parts
 from tf_capsops.registered import registered
+
+
+@registered
+class CapsNetInference(Inference):
+    """The functional model that `CapsNet.inference_model` returns."""
+
+    owner = "CapsNet"
 
 
 @registered
@@ -45,6 +52,7 @@ class CapsNet(Autoencoder):
     """
 
     owner = "CapsNet"
+    inference = CapsNetInference
 
     def __init__(
         self,
@@ -76,11 +84,6 @@ class CapsNet(Autoencoder):
             raise ValueError(
                 f"CapsNet: input_shape must be at least kernel_size {kernel_size}, got "
                 f"{image_shape}"
-            )
-        if reconstruction_weight < 0:
-            raise ValueError(
-                "CapsNet: reconstruction_weight must not be negative, got "
-                f"{reconstruction_weight!r}"
             )
         num_classes = positive_int("CapsNet", "num_classes", num_classes)
         objects = positive_int("CapsNet", "objects", objects)

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from tf_capsops.arguments import (
     image_range,
-    positive_int,
     window_attributes,
 )
 from tf_capsops.layers.routed import Routed
@@ -130,21 +129,6 @@ def classifier(images, scores, name, dtype):
     """Returns a `CapsuleClassifier`; Keras scales its loss under mixed_float16."""
     policy = keras.dtype_policies.get(dtype)
     return CapsuleClassifier(images, scores, name=name, dtype=policy)
-
-
-def checked_sizes(owner, input_shape, num_classes):
-    """Returns (height, width, channels) as ints, and the number of classes.
-
-    Raises:
-      ValueError: if they are not; the message names owner and argument.
-    """
-    if not isinstance(input_shape, (list, tuple)) or len(input_shape) != 3:
-        raise ValueError(
-            f"{owner}: input_shape must be (height, width, channels), got "
-            f"{input_shape!r}"
-        )
-    shape = tuple(positive_int(owner, "input_shape", size) for size in input_shape)
-    return shape, positive_int(owner, "num_classes", num_classes)
 
 
 def lists_of_one_length(owner, **lists):

@@ -6,7 +6,8 @@ import keras
 
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers import Conv2D
-from tf_capsops.models.classifier import checked_sizes, classifier
+from tf_capsops.models.classifier import classifier
+from tf_capsops.models.sizes import checked_sizes
 
 
 def convnet(

@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from tf_capsops.arguments import known_shape
 from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps, SlimCaps2D
-from tf_capsops.models.autoencoder import Autoencoder
-from tf_capsops.models.classifier import checked_sizes
-from tf_capsops.models.segmentation import sizes_of
+from tf_capsops.models.autoencoder import Autoencoder, Inference
+from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.ops.squash import at_least_float32, squash
 from tf_capsops.registered import registered
 
@@ -195,6 +194,13 @@ def deepcaps(
 
 
 @registered
+class DeepCapsInference(Inference):
+    """The functional model that `DeepCaps.inference_model` returns."""
+
+    owner = "DeepCaps"
+
+
+@registered
 class DeepCaps(Autoencoder):
     """A deep capsule network that classifies images and draws them; see `deepcaps`.
 
@@ -215,6 +221,7 @@ class DeepCaps(Autoencoder):
     """
 
     owner = "DeepCaps"
+    inference = DeepCapsInference
 
     def __init__(
         self,

@@ -7,10 +7,10 @@ import keras
 from tf_capsops.arguments import positive_int
 from tf_capsops.layers import Conv2D, DenseCaps, Length
 from tf_capsops.models.classifier import (
-    checked_sizes,
     classifier,
     lists_of_one_length,
 )
+from tf_capsops.models.sizes import checked_sizes
 from tf_capsops.routing import SelfAttention, exponential_squash
 
 

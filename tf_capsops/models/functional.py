@@ -25,11 +25,6 @@ class FunctionalModel(ImageModel, keras.Model):
         images = scaled_images(self.name, self.images_of(inputs))
         return super().call(images, training=training, mask=mask)
 
-    def compile_from_config(self, config):
-        # Keras leaves this to models with a `compile` of their own.
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
     def get_config(self):
         dtype = keras.dtype_policies.serialize(self.dtype_policy)
         return {**super().get_config(), "dtype": dtype}

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose one input is a batch of images."""
 
+import keras
+
 from tf_capsops.arguments import image_range
 from tf_capsops.models.unrolled import Unrolled
 
@@ -24,6 +26,11 @@ class ImageModel(Unrolled):
 
     def check_inputs(self, x):
         image_range(self.owner, self.images_of(x))
+
+    def compile_from_config(self, config):
+        # Keras leaves this to models with a `compile` of their own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
 
 
 def only_images(owner, inputs):

@@ -6,10 +6,10 @@ import keras
 
 from tf_capsops.layers import ClassCaps, Conv2D, ConvCaps2D, PoseCaps
 from tf_capsops.models.classifier import (
-    checked_sizes,
     classifier,
     lists_of_one_length,
 )
+from tf_capsops.models.sizes import checked_sizes
 from tf_capsops.routing import EM, VB, InvertedAttention
 from tf_capsops.routing.rule import copy_of
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sub-models and layers of a `CapsNet`."""
+"""The sub-models and layers of an `Autoencoder`, and those of a `CapsNet`."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def new_parts(arguments, dtype):
 
 
 def saved_parts(config, arguments, dtype):
-    """Returns the parts of a `CapsNet` by name, from what `parts_config` returned.
+    """Returns the parts of an `Autoencoder` by name, from what `parts_config` returned.
 
     None if it was made of other arguments: somebody has changed the model's config.
     """
@@ -41,9 +41,9 @@ def saved_parts(config, arguments, dtype):
 
 
 def parts_config(model, arguments):
-    """Returns the configs of a `CapsNet`'s parts by name, and what they are made of.
+    """Returns the configs of an `Autoencoder`'s parts by name, and their arguments.
 
-    They keep what the arguments of `CapsNet` do not say: what is trainable, dtype
+    They keep what the model's arguments do not say: what is trainable, dtype
     policies of single layers, and quantization.
     """
     names = ("encoder", "decoder", "length", "mask")

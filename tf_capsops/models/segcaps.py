@@ -7,10 +7,11 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from tf_capsops.arguments import not_negative
 from tf_capsops.layers import Length, SlimCaps2D, SlimCaps2DTranspose
 from tf_capsops.losses import MarginLoss
-from tf_capsops.models.segmentation import checked_sizes, sizes_of
 from tf_capsops.models.segmenter import Segmenter, drawing_decoder, foreground
+from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.registered import registered
 
 
@@ -78,12 +79,13 @@ def segcaps(
     * With several classes, which the paper does not have, the decoder draws all but the
       background.
     * The loss is `MarginLoss` by default, one of theirs. Their first is
-      `losses.WeightedBinaryCrossentropy`, which needs the share of the object's pixels.
+      `losses.WeightedBinaryCrossentropy` with `positive_weight = (1 - p) / p`, for an
+      object that has the share p of all pixels.
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1. 8 divides the height and the width; None is
-        any such size. Integers are a `ValueError` in a call, and numbers above 10 in
+        floating-point numbers from 0 to 1. Height and width are multiples of 8, or None
+        for any multiple. Integers are a `ValueError` in a call, and numbers above 10 in
         `fit`, `evaluate` and `predict`.
       num_classes: how many, the background included; or 1 for an object in front of
         a background, as in the paper.
@@ -107,7 +109,9 @@ def segcaps(
     >>> model.count_params()
     1425649
     """
-    image_shape, num_classes = checked_sizes("segcaps", input_shape, num_classes, 8)
+    image_shape, num_classes = checked_sizes(
+        "segcaps", input_shape, num_classes, SegCaps.multiple, may_be_open=True
+    )
     sizes = sizes_of("segcaps", _SIZES, size)
     if variant not in _ITERATIONS:
         raise ValueError(f"segcaps: variant must be 'R1' or 'R3', got {variant!r}")
@@ -183,13 +187,14 @@ class SegCaps(Segmenter):
     `segcaps` returns one. Call arguments: images `[B, H, W, C]`. Returns lengths
     `[B, H, W, num_classes]`.
 
-    `fit` and `evaluate` take images and masks: classes, `[B, H, W, 1]`, or one-hot,
-    `[B, H, W, num_classes]`, as the loss and the metrics want them; `MarginLoss` and
-    `metrics.Dice` take both. Sample weights are `[B]`, or one for each pixel. The loss
-    includes that of the reconstruction: the squared error of what the decoder draws,
-    summed over an image. Its target is the image where the masks show an object, and
-    zero in the background, which is class 0 of several. The decoder sees the capsules
-    of these classes alone. `reconstruct` calls it.
+    `fit` and `evaluate` take images and masks: classes, `[B, H, W, 1]` or `[B, H, W]`,
+    or one-hot, `[B, H, W, num_classes]`, as the loss and the metrics want them;
+    `MarginLoss` and `metrics.Dice` take both. Sample weights are `[B]`, or one for each
+    pixel, and weigh the loss that is compiled alone. The model adds the loss of the
+    reconstruction: the squared error of what the decoder draws, summed over an image.
+    Its target is the image where the masks show an object, and zero in the background,
+    which is class 0 of several. The decoder sees the capsules of these classes alone.
+    `reconstruct` calls it.
 
     Args:
       network: a functional model from images to the `"scores"` and `"capsules"`.
@@ -211,7 +216,9 @@ class SegCaps(Segmenter):
     default_loss = MarginLoss
 
     def __init__(self, network, decoder, reconstruction_weight=0.0005, **kwargs):
-        self.reconstruction_weight = reconstruction_weight
+        self.reconstruction_weight = not_negative(
+            self.owner, "reconstruction_weight", reconstruction_weight
+        )
         super().__init__(network, decoder, **kwargs)
 
     def own_loss(self, images, one_hot, outputs, training=None):

@@ -5,10 +5,12 @@
 import abc
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import scaled_images
+from tf_capsops.arguments import image_range, scaled_images, with_multiples
 from tf_capsops.losses import one_hot_labels
+from tf_capsops.metrics import found
 from tf_capsops.models.images import ImageModel, images_and
 
 _PARTS = "network", "decoder"
@@ -29,6 +31,7 @@ class Segmenter(ImageModel, keras.Model):
     """
 
     default_loss = None  # the class of the loss that `compile` uses by default
+    multiple = 8  # what all sizes of an image are multiples of
 
     def __init__(self, network, decoder, **kwargs):
         # Images are targets, too, and keep their precision.
@@ -58,20 +61,29 @@ class Segmenter(ImageModel, keras.Model):
         return images_and(self.owner, "masks", inputs)[0]
 
     def check_targets(self, x, y):
-        if y is None and images_and(self.owner, "masks", x)[1] is None:
+        _, masks = images_and(self.owner, "masks", x)
+        if y is None and masks is None:
             raise ValueError(
                 f"{self.owner}: fit and evaluate need masks beside the images"
             )
+        rank = len(self.image_shape) + 1
+        for each in (masks, y):
+            if each is not None:
+                _check_masks(self.owner, each, rank, self.num_classes)
 
     def call(self, inputs, training=None):
         images, masks = images_and(self.owner, "masks", inputs)
-        images = scaled_images(self.owner, images, self.image_shape)
+        images = self._checked(images)
         outputs = self.network(images, training=training)
         if masks is not None:
-            one_hot = one_hot_labels(masks, outputs["scores"])
+            one_hot = _one_hot(masks, outputs["scores"])
             images = tf.cast(images, "float32")
             self.add_loss(self.own_loss(images, one_hot, outputs, training))
         return outputs["scores"]
+
+    def _checked(self, images):
+        images = scaled_images(self.owner, images, self.image_shape)
+        return with_multiples(self.owner, images, self.image_shape, self.multiple)
 
     @abc.abstractmethod
     def own_loss(self, images, one_hot, outputs, training=None):
@@ -96,16 +108,10 @@ class Segmenter(ImageModel, keras.Model):
           masks: which class each pixel has, as in training; None for the classes that
             the model finds.
         """
-        outputs = self.network(scaled_images(self.owner, images, self.image_shape))
+        outputs = self.network(self._checked(image_range(self.owner, images)))
         scores = outputs["scores"]
-        if masks is not None:
-            one_hot = one_hot_labels(masks, scores)
-        elif self.num_classes == 1:
-            one_hot = tf.cast(scores >= 0.5, scores.dtype)
-        else:
-            found = tf.argmax(scores, axis=-1)
-            one_hot = tf.one_hot(found, self.num_classes, dtype=scores.dtype)
-        return self.drawn(outputs, one_hot)
+        masks = found(scores) if masks is None else masks
+        return self.drawn(outputs, _one_hot(masks, scores))
 
     def train_step(self, data):
         return super().train_step(self._masks_as_input(data))
@@ -119,11 +125,28 @@ class Segmenter(ImageModel, keras.Model):
         images, masks = images_and(self.owner, "masks", x)
         y = masks if y is None else y
         masks = y if masks is None else masks
+        _check_one_array(self.owner, "sample_weight", sample_weight)
         if sample_weight is not None:
             # Losses have one number for each pixel.
             while len(sample_weight.shape) < len(images.shape) - 1:
                 sample_weight = sample_weight[..., tf.newaxis]
         return {"images": images, "masks": masks}, y, sample_weight
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        y = self._masks_for(y_pred, y, sample_weight)
+        return super().compute_loss(x, y, y_pred, sample_weight, training)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        y = self._masks_for(y_pred, y, sample_weight)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+    def _masks_for(self, scores, masks, sample_weight):
+        # Keras calls this before `train_step`, too, to build losses and metrics.
+        _check_one_array(self.owner, "masks", masks)
+        _check_one_array(self.owner, "sample_weight", sample_weight)
+        return _with_axis(masks, scores)
 
     def compile(self, optimizer="adam", loss=None, *args, **kwargs):
         """Compiles the model.
@@ -137,11 +160,6 @@ class Segmenter(ImageModel, keras.Model):
         loss = self.default_loss() if loss is None else loss
         super().compile(optimizer, loss, *args, **kwargs)
 
-    def compile_from_config(self, config):
-        # Keras leaves this to models with a `compile` of their own.
-        self.compile(**keras.saving.deserialize_keras_object(config))
-        self.optimizer.build(self.trainable_variables)
-
     def get_config(self):
         parts = {name: getattr(self, name) for name in _PARTS}
         return {**super().get_config(), **keras.saving.serialize_keras_object(parts)}
@@ -152,6 +170,46 @@ class Segmenter(ImageModel, keras.Model):
             name: keras.saving.deserialize_keras_object(config[name]) for name in _PARTS
         }
         return cls(**{**config, **parts})
+
+
+def _check_masks(owner, masks, rank, classes):
+    """Raises a ValueError if masks `[B, ..., 1 or classes]` or `[B, ...]` show others.
+
+    XLA would leave out the check of `one_hot_labels`.
+    """
+    _check_one_array(owner, "masks", masks)
+    masks = np.asarray(masks).astype(np.float64)
+    if classes == 1 or (masks.ndim == rank and masks.shape[-1] == classes):
+        wrong = ~((masks >= 0) & (masks <= 1))
+        text = "numbers from 0 to 1"
+        remedy = "divide masks from 0 to 255 by 255"
+    else:
+        wrong = ~((masks >= 0) & (masks < classes) & (masks == np.floor(masks)))
+        text = f"classes, integers from 0 to {classes - 1}"
+        remedy = "number the classes from 0 on, or give num_classes"
+    if wrong.any():
+        raise ValueError(
+            f"{owner}: masks must be {text}, got {masks[wrong][0]:g}: {remedy}"
+        )
+
+
+def _check_one_array(owner, name, value):
+    if isinstance(value, (dict, list, tuple)):
+        raise ValueError(
+            f"{owner}: {name} must be one array, for the model has one output, got a "
+            f"{type(value).__name__}"
+        )
+
+
+def _with_axis(masks, scores):
+    """Returns masks `[B, ...]` as `[B, ..., 1]`, and others as they are."""
+    if masks is None or len(masks.shape) != len(scores.shape) - 1:
+        return masks
+    return masks[..., tf.newaxis]
+
+
+def _one_hot(masks, scores):
+    return one_hot_labels(_with_axis(tf.convert_to_tensor(masks), scores), scores)
 
 
 def foreground(one_hot):

@@ -7,10 +7,12 @@ import dataclasses
 import keras
 import tensorflow as tf
 
+from tf_capsops.arguments import not_negative
 from tf_capsops.layers import Length, SlimCaps3D
 from tf_capsops.losses import MarginLoss
-from tf_capsops.models.segmentation import checked_sizes, probabilities, sizes_of
+from tf_capsops.models.segmentation import probabilities
 from tf_capsops.models.segmenter import Segmenter, drawing_decoder, foreground
+from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.registered import registered
 
 _LEVELS = 3
@@ -26,7 +28,7 @@ class _Sizes:
       down: the same of two layers for each level, of which the first halves the sizes;
         the last has a type for each class, and is a dimension.
       up: features of each level's transposed convolution, and of the convolution after
-        it, which the last level has not.
+        it, except at the last level.
       decoder_units: features of the decoder's hidden layers.
     """
 
@@ -84,9 +86,9 @@ def ucaps3d(
 
     Args:
       input_shape: (depth, height, width, channels) of the volumes, whose values are
-        floating-point numbers from 0 to 1. 8 divides all but the channels; None is any
-        such size. Integers are a `ValueError` in a call, and numbers above 10 in `fit`,
-        `evaluate` and `predict`.
+        floating-point numbers from 0 to 1. All but the channels are multiples of 8, or
+        None for any multiple. Integers are a `ValueError` in a call, and numbers above
+        10 in `fit`, `evaluate` and `predict`.
       num_classes: how many, two or more, the background included.
       size: `"paper"` or `"small"`, which has some 5% of its weights.
       reconstruction_weight: the weight of the reconstruction's squared error, averaged
@@ -109,7 +111,9 @@ def ucaps3d(
     >>> model.count_params()
     3367274
     """
-    shape, num_classes = checked_sizes("ucaps3d", input_shape, num_classes, 8, axes=3)
+    shape, num_classes = checked_sizes(
+        "ucaps3d", input_shape, num_classes, UCaps3D.multiple, axes=3, may_be_open=True
+    )
     if num_classes == 1:
         raise ValueError("ucaps3d: num_classes must include the background, got 1")
     sizes = sizes_of("ucaps3d", _SIZES, size)
@@ -220,10 +224,11 @@ class UCaps3D(Segmenter):
     `ucaps3d` returns one. Call arguments: volumes `[B, D, H, W, C]`. Returns
     probabilities `[B, D, H, W, num_classes]`.
 
-    `fit` and `evaluate` take volumes and masks: classes, `[B, D, H, W, 1]`, or one-hot,
-    `[B, D, H, W, num_classes]`, as the loss and the metrics want them. By default the
-    loss is the cross-entropy of classes. Sample weights are `[B]`, or one for each
-    voxel. The model adds the losses of its capsules and its decoder. `reconstruct`
+    `fit` and `evaluate` take volumes and masks: classes, `[B, D, H, W, 1]` or
+    `[B, D, H, W]`, or one-hot, `[B, D, H, W, num_classes]`, as the loss and the metrics
+    want them. By default the loss is the cross-entropy of classes. Sample weights are
+    `[B]`, or one for each voxel, and weigh the loss that is compiled alone. The model
+    adds the losses of its capsules and its decoder. `reconstruct`
     calls the latter.
 
     Args:
@@ -248,8 +253,10 @@ class UCaps3D(Segmenter):
     def __init__(
         self, network, decoder, reconstruction_weight=0.1, margin_weight=0.1, **kwargs
     ):
-        self.reconstruction_weight = reconstruction_weight
-        self.margin_weight = margin_weight
+        self.reconstruction_weight = not_negative(
+            self.owner, "reconstruction_weight", reconstruction_weight
+        )
+        self.margin_weight = not_negative(self.owner, "margin_weight", margin_weight)
         self._margin_loss = MarginLoss(0.7, 0.3)
         super().__init__(network, decoder, **kwargs)
 

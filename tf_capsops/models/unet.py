@@ -4,8 +4,10 @@
 
 import keras
 
+from tf_capsops.arguments import scaled_images, with_multiples
 from tf_capsops.models.functional import FunctionalModel
-from tf_capsops.models.segmentation import checked_sizes, probabilities, sizes_of
+from tf_capsops.models.segmentation import probabilities
+from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.registered import registered
 
 # Features of each level.
@@ -24,8 +26,8 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
     Args:
       input_shape: (height, width, channels) of the images, whose values are
         floating-point numbers from 0 to 1, or standardized. A height or width of None
-        is any multiple of 16. Integers are a `ValueError` in a call, and numbers above
-        10 in `fit`, `evaluate` and `predict`.
+        is any multiple of 16, or of 8 for the small size. Integers are a `ValueError`
+        in a call, and numbers above 10 in `fit`, `evaluate` and `predict`.
       num_classes: how many, the background included; or 1 for an object in front of
         a background.
       size: `"paper"`; or `"small"`, four levels of 8 to 64 features.
@@ -45,7 +47,9 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
     >>> model.count_params(), model.output_shape
     (31030593, (None, 64, 64, 1))
     """
-    image_shape, num_classes = checked_sizes("unet", input_shape, num_classes)
+    image_shape, num_classes = checked_sizes(
+        "unet", input_shape, num_classes, may_be_open=True
+    )
     *levels, deepest = sizes_of("unet", _SIZES, size)
     last = {"data_format": "channels_last", "dtype": dtype}
     images = features = keras.Input(image_shape, name="images")
@@ -87,6 +91,15 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
 @registered
 class UNet(FunctionalModel):
     """The functional model of `unet`, from images to probabilities."""
+
+    def call(self, inputs, training=None, mask=None):
+        images = scaled_images(self.name, self.images_of(inputs), self.input_shape[1:])
+        poolings = [isinstance(each, keras.layers.MaxPooling2D) for each in self.layers]
+        # Features of sizes that are known are cropped instead.
+        images = with_multiples(
+            self.name, images, self.input_shape[1:], 2 ** sum(poolings)
+        )
+        return super().call(images, training=training, mask=mask)
 
 
 def _cropped(features, like, number, last):

@@ -1,0 +1,55 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the sizes that networks are made for."""
+
+from tf_capsops.arguments import positive_int
+
+_AXES = {2: "(height, width, channels)", 3: "(depth, height, width, channels)"}
+
+
+def checked_sizes(
+    owner, input_shape, num_classes, multiple=1, axes=2, may_be_open=False
+):
+    """Returns the shape of images or volumes, and the number of classes.
+
+    Args:
+      owner: the name that messages begin with.
+      input_shape: positive ints.
+      num_classes: a positive int.
+      multiple: what all of `input_shape` but the channels must be a multiple of.
+      axes: 2 for images, 3 for volumes.
+      may_be_open: whether all but the channels may be None, which is any size.
+
+    Raises:
+      ValueError: if they are not; the message names owner and argument.
+    """
+    if not isinstance(input_shape, (list, tuple)) or len(input_shape) != axes + 1:
+        raise ValueError(
+            f"{owner}: input_shape must be {_AXES[axes]}, got {input_shape!r}"
+        )
+    *sizes, channels = input_shape
+    sizes = [
+        None
+        if size is None and may_be_open
+        else positive_int(owner, "input_shape", size)
+        for size in sizes
+    ]
+    if any(size is not None and size % multiple for size in sizes):
+        raise ValueError(
+            f"{owner}: all of input_shape but the channels must be multiples of "
+            f"{multiple}, got {tuple(input_shape)}"
+        )
+    channels = positive_int(owner, "input_shape", channels)
+    return (*sizes, channels), positive_int(owner, "num_classes", num_classes)
+
+
+def sizes_of(owner, sizes, size):
+    """Returns the entry of a table of layers' sizes.
+
+    Raises:
+      ValueError: if there is none; the message names owner and the entries.
+    """
+    if not isinstance(size, str) or size not in sizes:
+        names = " or ".join(map(repr, sizes))
+        raise ValueError(f"{owner}: size must be {names}, got {size!r}")
+    return sizes[size]
