@@ -254,9 +254,7 @@ class Slabs {
     }
     return nullptr;
   }
-  const Convs& Find(const Slab& slab) const {
-    return *Search(ConvOf(p_, slab));
-  }
+  const Convs& Find(const Slab& slab) const { return *Search(ConvOf(p_, slab)); }
 
   // Puts the name of this op before that of its convolution.
   LaunchError Named(const LaunchError& error) const {

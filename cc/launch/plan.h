@@ -44,8 +44,8 @@ struct Plan {
 };
 
 // A kernel path: its name, its planner, which may refuse, and whether the path is
-// preferred to those that follow. A path may have several rows in a table of candidates:
-// the first ones with a condition, and the last one without.
+// preferred to those that follow. A path may have several rows in a table of
+// candidates: the first ones with a condition, and the last one without.
 template <typename Plan>
 struct Candidate {
   const char* kernel;
@@ -66,8 +66,8 @@ std::string Names(const std::vector<Candidate<Plan>>& candidates) {
 }
 
 // Returns the plan of the first preferred candidate that supports the problem, or of
-// the candidate that the user forces (choice.h). Where candidates are recorded, it plans
-// all of them.
+// the candidate that the user forces (choice.h). Where candidates are recorded, it
+// plans all of them.
 template <typename Plan>
 Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
   std::string forced;

@@ -48,13 +48,14 @@ Plan PlanImage(const char* op, const GpuExec& exec, const Problem& p, bool gradi
   const bool phases = gradient && InputGradientTasks(p).tasks.size() > 1;
   const TmaIsFaster tma(p, read, phases);
   return Choose<Plan>(
-      op, {{"tma", by_tma, tma.than_all},
-           {"gather", [&] { return gather::PlanImage<Plan, T>(op, exec, p, gradient); }},
-           {"tma", by_tma, tma.than_quads},
-           {"wgmma", [&] { return finished(wgmma::PlanImage<T>(op, exec, p, gradient)); }},
-           {"mma", [&] { return finished(mma::PlanImage<T>(op, exec, p, gradient)); }},
-           {"tma", by_tma},
-           {"fma", [&] { return finished(fma::PlanImage<T>(op, exec, p, gradient)); }}});
+      op,
+      {{"tma", by_tma, tma.than_all},
+       {"gather", [&] { return gather::PlanImage<Plan, T>(op, exec, p, gradient); }},
+       {"tma", by_tma, tma.than_quads},
+       {"wgmma", [&] { return finished(wgmma::PlanImage<T>(op, exec, p, gradient)); }},
+       {"mma", [&] { return finished(mma::PlanImage<T>(op, exec, p, gradient)); }},
+       {"tma", by_tma},
+       {"fma", [&] { return finished(fma::PlanImage<T>(op, exec, p, gradient)); }}});
 }
 
 }  // namespace
