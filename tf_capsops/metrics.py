@@ -50,7 +50,7 @@ class ExactMatch(keras.metrics.Mean):
         return {**super().get_config(), "objects": self.objects}
 
 
-def found(scores):
+def classes_read(scores):
     """Returns which class is read at each pixel.
 
     Args:
@@ -60,9 +60,11 @@ def found(scores):
       Integers `[...]`: the class of the highest score; with one class 1, an object,
       where the score is 0.5 or more, and else 0.
 
-    >>> from tf_capsops.metrics import found
-    >>> found([[0.2, 0.8], [0.7, 0.3]]).numpy(), found([[0.2], [0.5]]).numpy()
-    (array([1, 0]), array([0, 1]))
+    >>> from tf_capsops.metrics import classes_read
+    >>> classes_read([[0.2, 0.8], [0.7, 0.3]]).numpy()
+    array([1, 0])
+    >>> classes_read([[0.2], [0.5]]).numpy()
+    array([0, 1])
     """
     scores = tf.convert_to_tensor(scores)
     if scores.shape[-1] == 1:
@@ -117,7 +119,7 @@ class Dice(keras.metrics.Metric):
                 f"Dice: y_pred must be scores of {self.num_classes} classes, got shape "
                 f"{scores.shape}"
             )
-        read = one_hot_labels(found(scores)[..., tf.newaxis], scores)
+        read = one_hot_labels(classes_read(scores)[..., tf.newaxis], scores)
         read = tf.cast(read, self.dtype)
         shown = tf.cast(one_hot_labels(y_true, scores), self.dtype)
         weights = tf.ones([1], self.dtype)

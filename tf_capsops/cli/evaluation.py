@@ -8,7 +8,7 @@ import numpy as np
 
 from tf_capsops.cli import runs
 from tf_capsops.data import Pictures
-from tf_capsops.metrics import found
+from tf_capsops.metrics import classes_read
 
 
 def scores(model, samples, batch_size=256):
@@ -62,7 +62,7 @@ def count_pixels(model, samples, batch_size):
     classes = max(2, model.output_shape[-1])
     total = np.zeros([classes, classes], np.int64)
     for images, masks in samples.batches(batch_size):
-        read = found(model.predict_on_batch(images)).numpy()
+        read = classes_read(model.predict_on_batch(images)).numpy()
         total += confusion_matrix(masks.numpy().ravel(), read.ravel(), classes)
     return total
 

@@ -187,11 +187,11 @@ def _masks(model, files, images, names, targets):
     import numpy as np
 
     from tf_capsops.data import masks
-    from tf_capsops.metrics import found
+    from tf_capsops.metrics import classes_read
 
     greys = np.array(masks.greys_of(names), np.uint8)
     for file, image in zip(files, images):
-        read = found(model.predict_on_batch(image[np.newaxis])[0]).numpy()
+        read = classes_read(model.predict_on_batch(image[np.newaxis])[0]).numpy()
         path = targets[pathlib.Path(file).resolve()]
         with reported(OSError):
             masks.write(path, greys[read], like=file)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import image_range, scaled_images, with_multiples
 from tf_capsops.losses import one_hot_labels
-from tf_capsops.metrics import found
+from tf_capsops.metrics import classes_read
 from tf_capsops.models.images import ImageModel, images_and
 
 _PARTS = "network", "decoder"
@@ -110,7 +110,7 @@ class Segmenter(ImageModel, keras.Model):
         """
         outputs = self.network(self._checked(image_range(self.owner, images)))
         scores = outputs["scores"]
-        masks = found(scores) if masks is None else masks
+        masks = classes_read(scores) if masks is None else masks
         return self.drawn(outputs, _one_hot(masks, scores))
 
     def train_step(self, data):
