@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures and masks in folders: what is read from them, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -38,6 +40,21 @@ def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):
 
 def masks_of(loaded):
     return loaded.train.take(range(len(loaded.train)))[1].numpy()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"image_size": 0}, "load: image_size must be an integer >= 1, got 0"),
+        ({"image_size": (8, 0)}, "load: image_size must be"),
+        ({"color_mode": "hsv"}, "color_mode must be grayscale or rgb, got 'hsv'"),
+    ],
+)
+def test_options_are_those_of_pictures(tmp_path, options, text):
+    folder = masked_pictures(tmp_path / "cells", 10)
+    assert data.load(folder, image_size=8).image_shape == (8, 8, 1)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        data.load(folder, **options)
 
 
 def test_a_folder_may_be_divided(tmp_path):

@@ -103,6 +103,7 @@ def load(
         says what to convert them to, or the masks have one class; the message names the
         file or folder.
     """
+    image_size = pictures.checked_size(image_size, color_mode)
     trained, tested, share = _found(folder, seed, test_share, training)
     pairs = np.array(trained + tested, np.object_).reshape(-1, 2)
     is_training = np.arange(len(pairs)) < len(trained)

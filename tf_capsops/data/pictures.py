@@ -126,12 +126,7 @@ def load(
         pictures differ in size or colour and there is no option that says what to
         convert them to; the message names the file or folder.
     """
-    if image_size is not None:
-        image_size = positive_pair("load", "image_size", image_size)
-    if color_mode is not None and color_mode not in COLOR_MODES:
-        raise ValueError(
-            f"load: color_mode must be {' or '.join(COLOR_MODES)}, got {color_mode!r}"
-        )
+    image_size = checked_size(image_size, color_mode)
     names, trained, tested, share, skipped = folders.find(
         folder, test_share, seed, class_names, skip_broken, training
     )
@@ -285,6 +280,17 @@ def _check_classes(paths, labels, is_training, good):
                     f"{os.path.dirname(paths[own][0])} has no picture for {purpose} "
                     "that can be read"
                 )
+
+
+def checked_size(image_size, color_mode):
+    """Returns (height, width) or None; refuses what `load` cannot convert to."""
+    if color_mode is not None and color_mode not in COLOR_MODES:
+        raise ValueError(
+            f"load: color_mode must be {' or '.join(COLOR_MODES)}, got {color_mode!r}"
+        )
+    if image_size is None:
+        return None
+    return positive_pair("load", "image_size", image_size)
 
 
 def image_shape(paths, shapes, size, color_mode):
