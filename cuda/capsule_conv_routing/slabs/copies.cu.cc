@@ -36,17 +36,11 @@ __device__ void ForEach(int64_t count, const Visit& visit) {
 // takes one matrix after another.
 template <typename Visit>
 __device__ void ForMatrices(const Relay& relay, const Visit& visit) {
-  const int64_t size = relay.rows * relay.columns, matrices = relay.matrices();
+  const int64_t matrices = relay.matrices();
   for (int64_t matrix = blockIdx.x; matrix < matrices; matrix += gridDim.x) {
-    const int64_t group = matrix % relay.groups, place = matrix / relay.groups;
-    const int64_t depth = relay.tap + place % relay.channels * relay.tap_step;
-    const int64_t tap = place / relay.channels;
-    const int64_t weight = ((depth * relay.taps + tap) * relay.groups + group) * size;
-    for (int64_t n = threadIdx.x; n < size; n += kThreads) {
-      const int64_t row = relay.transposed ? n / relay.columns : 0;
-      const int64_t copied =
-          relay.transposed ? (n - row * relay.columns) * relay.rows + row : n;
-      visit(weight + n, matrix * size + copied);
+    const int64_t weight = relay.From(matrix) * relay.matrix;
+    for (int64_t n = threadIdx.x; n < relay.matrix; n += kThreads) {
+      visit(weight + n, matrix * relay.matrix + n);
     }
   }
 }
@@ -190,27 +184,26 @@ template <typename T>
 LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
                         const T* weights, T* copy) {
   if (relay.elements() == 0) return {};
-  CopyWeightsKernel<<<Blocks(exec, relay.matrices() * kThreads), kThreads, 0,
-                      exec.stream>>>(relay, Native(weights), Native(copy));
-  return CheckLaunch(op);
+  return Launch(op, CopyWeightsKernel<CudaType<T>>,
+                Blocks(exec, relay.matrices() * kThreads), kThreads, 0, exec, relay,
+                weights, copy);
 }
 
 template <typename T>
 LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
                        const T* copy, Accumulator<T>* sums) {
   if (relay.elements() == 0) return {};
-  AddWeightsKernel<<<Blocks(exec, relay.matrices() * kThreads), kThreads, 0,
-                     exec.stream>>>(relay, Native(copy), sums);
-  return CheckLaunch(op);
+  return Launch(op, AddWeightsKernel<CudaType<T>, Accumulator<T>>,
+                Blocks(exec, relay.matrices() * kThreads), kThreads, 0, exec, relay,
+                copy, sums);
 }
 
 template <typename T>
 LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
                    const Accumulator<T>* sums, T* to) {
   if (count == 0) return {};
-  NarrowKernel<<<Blocks(exec, count), kThreads, 0, exec.stream>>>(count, sums,
-                                                                  Native(to));
-  return CheckLaunch(op);
+  return Launch(op, NarrowKernel<CudaType<T>, Accumulator<T>>, Blocks(exec, count),
+                kThreads, 0, exec, count, sums, to);
 }
 
 template <typename T>
@@ -221,9 +214,8 @@ LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
     const int64_t count = patch.frames * patch.rows * patch.width * patch.channels *
                           (patch.pixel / pack.value);
     if (count == 0) return {};
-    CopyImageKernel<S, pack.value><<<Blocks(exec, count), kThreads, 0, exec.stream>>>(
-        patch, Native(input), Native(copy));
-    return CheckLaunch(op);
+    return Launch(op, CopyImageKernel<S, pack.value>, Blocks(exec, count), kThreads, 0,
+                  exec, patch, input, copy);
   });
 }
 
@@ -236,9 +228,8 @@ LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
     const int64_t count =
         frames * patch.rows * patch.width * (patch.pixel / pack.value);
     if (count <= 0 || patch.channels == 0) return {};
-    AddImageKernel<S, pack.value><<<Blocks(exec, count), kThreads, 0, exec.stream>>>(
-        patch, first, frames, Native(copy), Native(grad_input));
-    return CheckLaunch(op);
+    return Launch(op, AddImageKernel<S, pack.value>, Blocks(exec, count), kThreads, 0,
+                  exec, patch, first, frames, copy, grad_input);
   });
 }
 
@@ -249,9 +240,9 @@ LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t
   const int64_t blocks = CeilDivide(first + second, kPartColumns);
   LaunchError error = CheckGrid(op, blocks);
   if (!error.empty()) return error;
-  AddPartsKernel<<<blocks, kPartColumns * kPartRows, 0, exec.stream>>>(
-      count, first, second, parts, Native(to_first), Native(to_second));
-  return CheckLaunch(op);
+  return Launch(op, AddPartsKernel<CudaType<T>, Accumulator<T>>, dim3(blocks),
+                kPartColumns * kPartRows, 0, exec, count, first, second, parts,
+                to_first, to_second);
 }
 
 #define CAPSOPS_INSTANTIATE(T)                                                    \

@@ -73,7 +73,7 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   z.row_lanes = PowerOfTwo(z.parents, 32);
   const auto bytes = [&] { return z.block * static_cast<int64_t>(sizeof(A)); };
   z.shared = true;
-  for (z.pixels = 32; z.pixels >= 1; z.pixels /= 2) {
+  for (z.pixels = kMostPixels; z.pixels >= 1; z.pixels /= 2) {
     Arrange(gradient, &z);
     if (int64_t{z.pixels} * z.parents * z.lanes <= kThreads && bytes() <= kFewBytes) {
       break;
@@ -83,14 +83,15 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
     z.pixels = 1;
     Arrange(gradient, &z);
   }
-  z.shared = bytes() <= device.shared;
+  z.shared = bytes() + kPlaceBytes <= device.shared;
   if (!z.shared) Arrange(gradient, &z);
   const int64_t threads = int64_t{z.pixels} * z.parents * z.lanes;
   z.threads = static_cast<int>(std::min<int64_t>(RoundUp(threads, 32), kMostThreads));
   // As many blocks as a processor holds, or fewer where they need much memory.
   int64_t blocks = 2048 / z.threads;
   if (z.shared) {
-    blocks = std::min<int64_t>(blocks, device.processor_shared / (bytes() + 1024));
+    blocks = std::min<int64_t>(
+        blocks, device.processor_shared / (bytes() + kPlaceBytes + 1024));
   }
   blocks = std::max<int64_t>(blocks, 1) * device.processors;
   if (!z.shared) blocks = std::min(blocks, kSpaceBytes / bytes());
@@ -142,10 +143,10 @@ struct GpuSteps {
   }
   template <typename T>
   static LaunchError Route(const GpuExec& exec, const char* op, const Problem& p,
-                           int64_t pixels, const T* votes, const T* bias,
+                           const Places& places, const T* votes, const T* bias,
                            const T* logits, T* output, Accumulator<T>* space) {
     return slabs::Route(exec, op, PlanTiling<Accumulator<T>>(exec.device, p, false),
-                        pixels, votes, bias, logits, output, space);
+                        places, votes, bias, logits, output, space);
   }
 
   template <typename T>
@@ -154,12 +155,13 @@ struct GpuSteps {
   }
   template <typename T>
   static LaunchError RouteBackward(const GpuExec& exec, const char* op,
-                                   const Problem& p, int64_t pixels, const T* grad,
-                                   const T* bias, const T* logits, T* votes,
-                                   Accumulator<T>* parts, Accumulator<T>* space) {
+                                   const Problem& p, const Places& places,
+                                   const T* grad, const T* bias, const T* logits,
+                                   T* votes, Accumulator<T>* parts,
+                                   Accumulator<T>* space) {
     return slabs::RouteBackward(exec, op,
                                 PlanTiling<Accumulator<T>>(exec.device, p, true),
-                                pixels, grad, bias, logits, votes, parts, space);
+                                places, grad, bias, logits, votes, parts, space);
   }
   template <typename T>
   static LaunchError AddParts(const GpuExec& exec, const char* op, const Problem& p,

@@ -11,11 +11,14 @@
 
 #include <cstdint>
 
-#include "cc/launch/capsule_conv_routing.h"
+#include "cc/launch/capsule_conv_slabs.h"
 
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kMostThreads = 256;
+// A tile has at most 32 pixels. Their places are at the beginning of shared memory.
+constexpr int kMostPixels = 32;
+constexpr int kPlaceBytes = kMostPixels * sizeof(int64_t);
 constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a parent
 
 // Sizes in elements of the type A of sums.
@@ -33,20 +36,21 @@ struct Tiling {
   int64_t pixel;         // elements of a pixel
   int64_t first_shares;  // the offset of those of the first iteration, of all pixels
   int64_t block;         // elements of a block
-  bool shared;           // whether these fit into shared memory
+  bool shared;           // whether these fit into shared memory, after the places
   int blocks;            // the most blocks of a launch
 
   int columns() const { return parents * dim; }
 };
 
-// Routes `pixels` pixels, as `Route` and `RouteBackward` of capsule_conv_slabs_plan.h.
+// Route pixels, as `Route` and `RouteBackward` of capsule_conv_slabs_plan.h.
 template <typename T>
 LaunchError Route(const GpuExec& exec, const char* op, const Tiling& tiling,
-                  int64_t pixels, const T* votes, const T* bias, const T* logits,
+                  const Places& places, const T* votes, const T* bias, const T* logits,
                   T* output, Accumulator<T>* space);
 template <typename T>
 LaunchError RouteBackward(const GpuExec& exec, const char* op, const Tiling& tiling,
-                          int64_t pixels, const T* grad, const T* bias, const T* logits,
-                          T* votes, Accumulator<T>* parts, Accumulator<T>* space);
+                          const Places& places, const T* grad, const T* bias,
+                          const T* logits, T* votes, Accumulator<T>* parts,
+                          Accumulator<T>* space);
 
 }  // namespace capsops::capsule_conv_routing::slabs
