@@ -55,8 +55,7 @@ LaunchError WithTiling(const Tiling& tiling, const Launch& launch) {
 template <auto kKernel, typename A, typename... Pointers>
 LaunchError LaunchTiles(const GpuExec& exec, const char* op, const Tiling& tiling,
                         const Places& places, const Pointers&... pointers) {
-  const int64_t tiles = CeilDivide(places.pixels, int64_t{tiling.pixels});
-  const int64_t blocks = std::min<int64_t>(tiles, tiling.blocks);
+  const int blocks = tiling.Blocks(places.pixels);
   if (blocks == 0) return {};
   const int64_t state = tiling.shared ? tiling.block * sizeof(A) : 0;
   return Launch<kKernel>(op, dim3(blocks), tiling.threads,
