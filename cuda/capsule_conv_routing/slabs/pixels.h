@@ -19,10 +19,11 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kMostThreads = 256;
+// The threads of a block if votes are in registers.
+constexpr int kLaneThreads = 128;
 // A tile has at most 32 pixels. Their places are at the beginning of shared memory.
 constexpr int kMostPixels = 32;
 constexpr int kPlaceBytes = kMostPixels * sizeof(int64_t);
-constexpr int kLaneThreads = 128;   // of a block, if votes are in registers
 constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a parent
 
 // Sizes in elements of the type A of sums.
