@@ -56,9 +56,9 @@ void Arrange(bool gradient, Tiling* z) {
   z->block = z->first_shares + RoundUp(pairs, 4);
 }
 
-// Plans votes in registers, if there is room.
+// Plans votes in registers, if there is room for those of a lane.
 void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
-  constexpr int kMostQuads = 16;  // of a lane's votes
+  constexpr int kMostQuads = 16;
   constexpr int kWarps = kLaneThreads / 32;
   for (const int quads : {1, 2}) {
     const int lanes = z->dim / (4 * quads);
