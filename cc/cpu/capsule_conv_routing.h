@@ -26,13 +26,14 @@ struct CpuKernels {
 
   // Returns the bytes of scratch for `route` or, with `gradient`, `route_backward`.
   int64_t (*scratch)(const Problem& p, bool gradient);
-  // Routes pixels. `output` has the pixels of `votes`, [types][parents][out_dim] each.
-  void (*route)(const Problem& p, Range pixels, const T* votes, const T* bias,
-                const T* logits, T* output, void* scratch);
+  // Routes pixels of `votes`, [types][parents][out_dim] each, to their places.
+  void (*route)(const Problem& p, const Places& places, Range pixels, const T* votes,
+                const T* bias, const T* logits, T* output, void* scratch);
   // Replaces the votes of pixels by their gradients, and adds those of bias and logits
   // to `part`.
-  void (*route_backward)(const Problem& p, Range pixels, const T* grad, const T* bias,
-                         const T* logits, T* votes, A* part, void* scratch);
+  void (*route_backward)(const Problem& p, const Places& places, Range pixels,
+                         const T* grad, const T* bias, const T* logits, T* votes,
+                         A* part, void* scratch);
   // Writes the sums of `count` parts.
   void (*add_parts)(const Problem& p, int64_t count, const A* parts, T* grad_bias,
                     T* grad_logits);

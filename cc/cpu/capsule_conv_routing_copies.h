@@ -15,40 +15,20 @@ namespace capsops::capsule_conv_routing::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// Calls visit(weight, copied) with the offsets of each element of one matrix.
-template <typename Visit>
-inline void ForMatrix(const Relay& relay, int64_t matrix, const Visit& visit) {
-  const int64_t size = relay.rows * relay.columns;
-  const int64_t group = matrix % relay.groups, place = matrix / relay.groups;
-  const int64_t depth = relay.tap + place % relay.channels * relay.tap_step;
-  const int64_t tap = place / relay.channels;
-  const int64_t weight = ((depth * relay.taps + tap) * relay.groups + group) * size;
-  const int64_t copy = matrix * size;
-  if (relay.transposed) {
-    for (int64_t column = 0; column < relay.columns; ++column) {
-      for (int64_t row = 0; row < relay.rows; ++row) {
-        visit(weight + row * relay.columns + column, copy + column * relay.rows + row);
-      }
-    }
-  } else {
-    for (int64_t i = 0; i < size; ++i) visit(weight + i, copy + i);
-  }
-}
-
 // Implements CpuKernels::relay.
 template <typename T>
 void CopyMatrix(const Relay& relay, int64_t matrix, const T* weights, T* copy) {
-  ForMatrix(relay, matrix,
-            [=](int64_t weight, int64_t copied) { copy[copied] = weights[weight]; });
+  std::memcpy(copy + matrix * relay.matrix, weights + relay.From(matrix) * relay.matrix,
+              relay.matrix * sizeof(T));
 }
 
 // Implements CpuKernels::add_relaid.
 template <typename T>
 void AddMatrix(const Relay& relay, int64_t matrix, const T* copy,
                Accumulator<T>* sums) {
-  ForMatrix(relay, matrix, [=](int64_t weight, int64_t copied) {
-    sums[weight] += Widen(copy[copied]);
-  });
+  const T* const from = copy + matrix * relay.matrix;
+  Accumulator<T>* const to = sums + relay.From(matrix) * relay.matrix;
+  for (int64_t i = 0; i < relay.matrix; ++i) to[i] += Widen(from[i]);
 }
 
 // Implements CpuKernels::narrow.

@@ -141,8 +141,8 @@ int64_t ScratchBytes(const Problem& p, bool gradient) {
 
 // Implements CpuKernels::route.
 template <typename T>
-void Route(const Problem& p, Range range, const T* votes, const T* bias,
-           const T* logits, T* output, void* scratch) {
+void Route(const Problem& p, const Places& places, Range range, const T* votes,
+           const T* bias, const T* logits, T* output, void* scratch) {
   using A = Accumulator<T>;
   Pixels<A> at(p, false, scratch);
   const int64_t columns = Columns(p);
@@ -155,7 +155,16 @@ void Route(const Problem& p, Range range, const T* votes, const T* bias,
       const bool last = r == p.iterations - 1;
       at.SetSquash(at.sums, r == 0 || last ? nullptr : at.totals, at.totals);
     }
-    FromLanes(at.totals, columns, pixels, columns, output + n * columns);
+    if (places.contiguous) {
+      FromLanes(at.totals, columns, pixels, columns, output + places.At(n) * columns);
+      continue;
+    }
+    T* const rows = reinterpret_cast<T*>(at.sums);
+    FromLanes(at.totals, columns, pixels, columns, rows);
+    for (int64_t i = 0; i < pixels; ++i) {
+      std::memcpy(output + places.At(n + i) * columns, rows + i * columns,
+                  columns * sizeof(T));
+    }
   }
 }
 
@@ -175,8 +184,9 @@ void Accumulate(int64_t pixels, const A* from, int64_t count, A* to) {
 
 // Implements CpuKernels::route_backward.
 template <typename T>
-void RouteBackward(const Problem& p, Range range, const T* grad, const T* bias,
-                   const T* logits, T* votes, Accumulator<T>* part, void* scratch) {
+void RouteBackward(const Problem& p, const Places& places, Range range, const T* grad,
+                   const T* bias, const T* logits, T* votes, Accumulator<T>* part,
+                   void* scratch) {
   using A = Accumulator<T>;
   Pixels<A> at(p, true, scratch);
   const int64_t columns = Columns(p), count = p.types * columns;
@@ -195,7 +205,17 @@ void RouteBackward(const Problem& p, Range range, const T* grad, const T* bias,
       at.Sum(bias, shares(r), sums(r));
       at.SetSquash(sums(r), r == 0 ? nullptr : totals(r - 1), totals(r));
     }
-    ToLanes(grad + n * columns, columns, pixels, columns, at.output_grads);
+    const T* rows = grad + places.At(n) * columns;
+    if (!places.contiguous) {
+      // The last totals are not used.
+      T* const copy = reinterpret_cast<T*>(totals(p.iterations - 1));
+      for (int64_t i = 0; i < pixels; ++i) {
+        std::memcpy(copy + i * columns, grad + places.At(n + i) * columns,
+                    columns * sizeof(T));
+      }
+      rows = copy;
+    }
+    ToLanes(rows, columns, pixels, columns, at.output_grads);
     for (int64_t r = p.iterations - 1; r >= 0; --r) {
       for (int64_t j = 0; j < p.parents; ++j) {
         const int64_t parent = at.Parent(j);

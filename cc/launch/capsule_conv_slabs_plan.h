@@ -63,12 +63,11 @@ class Slabs {
   // Slabs become smaller until the workspace has at most kMostBytes bytes, or until
   // their own arrays are not what fills it.
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
-      : op_(op), p_(p), gradient_(gradient), division_(p, sizeof(T), 0) {
+      : op_(op), p_(p), gradient_(gradient) {
     constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
-    for (int64_t bytes = Steps::kSlabBytes;; bytes /= 2) {
-      division_ = Division(p, sizeof(T), bytes);
-      PlanConvs(exec);
-      if (!error_.empty() || division_.smallest() || workspace() <= kMostBytes ||
+    for (slab_bytes_ = Steps::kSlabBytes;; slab_bytes_ /= 2) {
+      const bool smallest = PlanConvs(exec);
+      if (!error_.empty() || smallest || workspace() <= kMostBytes ||
           SlabBytes() <= kFewBytes) {
         return;
       }
@@ -89,10 +88,8 @@ class Slabs {
       const LaunchError error =
           MakeVotes(exec, slab, Image(slab, input, a), input, filter, a);
       if (!error.empty()) return error;
-      return ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
-        return Steps::Route(exec, op_, p_, pixels, a.votes + votes, bias, logits,
-                            output + out, a.space);
-      });
+      return Steps::Route(exec, op_, p_, Places(p_, slab), a.votes, bias, logits,
+                          output, a.space);
     });
   }
 
@@ -114,22 +111,17 @@ class Slabs {
     if (!writes_weights_) zero(sums, WeightsSize(p_) * sizeof(A));
     zero(a.parts, parts_ * sizeof(A));
     const auto slab_gradients = [&](const Slab& slab, const T* filter) {
-      const Convs& convs = Find(slab);
       const T* const image = Image(slab, input, a);
       T* const by_image = writes_input_ ? grad_input + InputOffset(slab) : a.image_part;
       T* const by_weights = writes_weights_ ? grad_weights : a.weights_part;
       then([&] { return MakeVotes(exec, slab, image, input, filter, a); });
       then([&] {
-        return ForEachRun(slab, [&](int64_t votes, int64_t out, int64_t pixels) {
-          return Steps::RouteBackward(exec, op_, p_, pixels, grad + out, bias, logits,
-                                      a.votes + votes, a.parts, a.space);
-        });
+        return Steps::RouteBackward(exec, op_, p_, Places(p_, slab), grad, bias, logits,
+                                    a.votes, a.parts, a.space);
       });
-      then([&] {
-        return p_.transposed
-                   ? Run(exec, convs.by_weights, a.votes, image, by_weights, a)
-                   : Run(exec, convs.by_weights, image, a.votes, by_weights, a);
-      });
+      if (!slab.Reads(p_)) return error;
+      const Convs& convs = Find(slab);
+      then([&] { return Run(exec, convs.by_weights, image, a.votes, by_weights, a); });
       then([&] { return Run(exec, convs.by_image, a.votes, filter, by_image, a); });
       if (!writes_weights_) {
         then([&] {
@@ -203,28 +195,43 @@ class Slabs {
   int64_t InputOffset(const Slab& slab) const {
     return (slab.first * p_.in_height + slab.band.read) * InRow(p_);
   }
+  // Whether an operand may begin at this offset.
+  static bool IsAligned(int64_t offset) { return offset * sizeof(T) % 16 == 0; }
+  bool Copies(const Slab& slab) const {
+    return !ReadsFrames(p_, slab.phase.depth) || !IsAligned(InputOffset(slab));
+  }
+  bool Relays(const Relay& relay) const {
+    return !relay.IsPart(p_) || !IsAligned(relay.From(0) * relay.matrix);
+  }
 
-  // Decides what is copied, and plans the convolutions of every shape of slabs.
-  void PlanConvs(const Exec& exec) {
+  // Decides what is copied, and plans the convolutions of every shape of slabs. Returns
+  // whether there are no smaller slabs.
+  bool PlanConvs(const Exec& exec) {
     convs_.clear();
     most_votes_ = most_image_ = most_weights_ = most_conv_ = 0;
+    copies_ = relays_ = false;
+    bool smallest = true, whole = !p_.transposed, all_weights = true;
     int64_t slabs = 0;
-    error_ = ForEachSlab(p_, division_, [&](const Slab& slab) {
+    error_ = ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
+      const Relay relay(p_, slab.phase);
       ++slabs;
+      smallest = smallest && slab.frames == 1 && slab.band.rows == 1;
       most_votes_ = std::max(most_votes_, slab.Votes(p_));
+      whole = whole && slab.Reads(p_) && slab.band.rows == p_.out_height;
+      if (!slab.Reads(p_)) return LaunchError();
+      copies_ = copies_ || Copies(slab);
+      relays_ = relays_ || Relays(relay);
+      all_weights = all_weights && relay.elements() == WeightsSize(p_);
       most_image_ = std::max(most_image_, slab.Image(p_));
-      most_weights_ = std::max(most_weights_, Relay(p_, slab.phase).elements());
+      most_weights_ = std::max(most_weights_, relay.elements());
       const capsule_conv::Problem conv = ConvOf(p_, slab);
       return Search(conv) != nullptr ? LaunchError() : PlanConv(exec, conv);
     });
-    const bool volume = p_.kernel_depth > 1 || p_.stride_depth > 1;
-    const bool aligned = InRow(p_) * sizeof(T) % 16 == 0;
-    copies_ = volume || (slabs > 1 && !aligned);
-    relays_ = p_.transposed || p_.kernel_depth > 1;
-    writes_input_ = !copies_ && division_.rows == p_.out_height;
-    writes_weights_ = !relays_ && slabs == 1;
+    writes_input_ = !copies_ && whole;
+    writes_weights_ = !relays_ && whole && all_weights && slabs == 1;
     space_ = Steps::template Space<T>(exec, p_, gradient_);
     parts_ = gradient_ ? Steps::template Parts<T>(exec, p_) : 0;
+    return smallest;
   }
 
   LaunchError PlanConv(const Exec& exec, const capsule_conv::Problem& problem) {
@@ -235,13 +242,9 @@ class Slabs {
       most_conv_ = std::max(most_conv_, plan.workspace);
       return plan;
     };
-    const auto along = [&](bool back) {
-      return kept(back ? PlanBackpropInput<T>(exec, problem)
-                       : PlanForward<T>(exec, problem));
-    };
-    Convs convs{problem, along(p_.transposed), {}, {}};
+    Convs convs{problem, kept(PlanForward<T>(exec, problem)), {}, {}};
     if (gradient_) {
-      convs.by_image = along(!p_.transposed);
+      convs.by_image = kept(PlanBackpropInput<T>(exec, problem));
       convs.by_weights = kept(PlanBackpropWeights<T>(exec, problem));
     }
     convs_.push_back(convs);
@@ -272,49 +275,39 @@ class Slabs {
   template <typename Visit>
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
-    int64_t relaid = -1;  // the first frame of the phase whose weights are copied
-    return ForEachSlab(p_, division_, [&](const Slab& slab) {
+    bool relaid = false;  // whether those of this phase are copied
+    return ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
+      const Relay relay(p_, slab.phase);
+      relaid = relaid && !slab.IsFirstOfPhase();
+      if (!slab.Reads(p_)) return visit(slab, weights);
+      if (!Relays(relay)) return visit(slab, weights + relay.From(0) * relay.matrix);
       LaunchError error;
-      if (relays_ && slab.phase.first != relaid) {
-        relaid = slab.phase.first;
-        error =
-            Steps::CopyWeights(exec, op_, Relay(p_, slab.phase), weights, a.weights);
-      }
-      return error.empty() ? visit(slab, relays_ ? a.weights : weights) : error;
+      if (!relaid) error = Steps::CopyWeights(exec, op_, relay, weights, a.weights);
+      relaid = true;
+      return error.empty() ? visit(slab, a.weights) : error;
     });
   }
 
   // The channels that a slab's convolution reads, which MakeVotes copies first.
   const T* Image(const Slab& slab, const T* input, const Arrays& a) const {
-    return copies_ ? a.image : input + InputOffset(slab);
+    return Copies(slab) ? a.image : input + InputOffset(slab);
   }
   LaunchError MakeVotes(const Exec& exec, const Slab& slab, const T* image,
                         const T* input, const T* filter, const Arrays& a) const {
+    if (!slab.Reads(p_)) {
+      return Steps::Zero(exec, op_, a.votes, slab.Votes(p_) * sizeof(T));
+    }
     LaunchError error;
-    if (copies_) error = Steps::CopyImage(exec, op_, PatchOf(slab), input, a.image);
+    if (Copies(slab))
+      error = Steps::CopyImage(exec, op_, PatchOf(slab), input, a.image);
     if (!error.empty()) return error;
     return Run(exec, Find(slab).votes, image, filter, a.votes, a);
-  }
-
-  // Calls visit(votes, out, pixels) for the parts of a slab whose output is contiguous:
-  // the offsets of their votes and their output, and how many pixels they have.
-  template <typename Visit>
-  LaunchError ForEachRun(const Slab& slab, const Visit& visit) const {
-    const int64_t runs = slab.phase.step == 1 ? 1 : slab.frames;
-    const int64_t pixels = slab.Pixels(p_) / runs;
-    LaunchError error;
-    for (int64_t run = 0; run < runs && error.empty(); ++run) {
-      const int64_t row = slab.OutFrame(p_, run) * p_.out_height + slab.band.begin;
-      error = visit(run * pixels * p_.types * Columns(p_),
-                    row * p_.out_width * Columns(p_), pixels);
-    }
-    return error;
   }
 
   const char* op_;
   Problem p_;
   bool gradient_;
-  Division division_;
+  int64_t slab_bytes_;
   std::vector<Convs> convs_;
   LaunchError error_;
   // Whether channels and weights are copied, and whether the gradients of slabs are

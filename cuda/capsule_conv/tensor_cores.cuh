@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -32,7 +33,13 @@ class PlannedTasks {
   PlannedTasks(const Tasks& tasks, const GpuDevice& device)
       : zeros_(tasks.zeros), refusal_(tasks.refusal) {
     if (!refusal_.empty()) return;
-    if constexpr (kUnfolds) unfolded_ = TapColumns::PaysOff(tasks.tasks.front());
+    if constexpr (kUnfolds) {
+      unfolded_ = TapColumns::PaysOff(
+          tasks.tasks.front(), device.processors, [&](const Task& task) {
+            const auto plan = Path::template Plan<S, kTf32, kPlain>(task, device);
+            return plan.tiles > 0 ? plan.cost : INFINITY;
+          });
+    }
     refusal_ = Path::Refusal(Unfold(tasks.tasks.front()), device);
     if (!refusal_.empty()) return;
     int64_t products = 0;

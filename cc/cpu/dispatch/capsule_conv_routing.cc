@@ -47,14 +47,14 @@ struct CpuSteps {
   static LaunchError CopyWeights(const CpuExec& exec, const char*, const Relay& relay,
                                  const T* weights, T* copy) {
     if (relay.elements() == 0) return {};
-    return ForEach(exec, relay.matrices(), relay.rows * relay.columns,
+    return ForEach(exec, relay.matrices(), relay.matrix,
                    [&](int64_t n) { Selected<T>().relay(relay, n, weights, copy); });
   }
   template <typename T>
   static LaunchError AddWeights(const CpuExec& exec, const char*, const Relay& relay,
                                 const T* copy, Accumulator<T>* sums) {
     if (relay.elements() == 0) return {};
-    return ForEach(exec, relay.matrices(), relay.rows * relay.columns,
+    return ForEach(exec, relay.matrices(), relay.matrix,
                    [&](int64_t n) { Selected<T>().add_relaid(relay, n, copy, sums); });
   }
   template <typename T>
@@ -92,30 +92,34 @@ struct CpuSteps {
 
   template <typename T>
   static LaunchError Route(const CpuExec& exec, const char* op, const Problem& p,
-                           int64_t pixels, const T* votes, const T* bias,
+                           const Places& places, const T* votes, const T* bias,
                            const T* logits, T* output, Accumulator<T>*) {
     const CpuKernels<T>& kernels = Selected<T>();
+    const int64_t pixels = places.pixels;
     const int64_t tiles = CeilDivide(pixels, kernels.lanes);
     return ForRanges(exec, op, tiles, Cost(p, kernels.lanes), kernels.scratch(p, false),
                      [&](int64_t begin, int64_t end, void* scratch) {
-                       kernels.route(p, Pixels(kernels.lanes, begin, end, pixels),
-                                     votes, bias, logits, output, scratch);
+                       kernels.route(p, places,
+                                     Pixels(kernels.lanes, begin, end, pixels), votes,
+                                     bias, logits, output, scratch);
                      });
   }
 
   template <typename T>
   static LaunchError RouteBackward(const CpuExec& exec, const char* op,
-                                   const Problem& p, int64_t pixels, const T* grad,
-                                   const T* bias, const T* logits, T* votes,
-                                   Accumulator<T>* parts, Accumulator<T>*) {
+                                   const Problem& p, const Places& places,
+                                   const T* grad, const T* bias, const T* logits,
+                                   T* votes, Accumulator<T>* parts, Accumulator<T>*) {
     const CpuKernels<T>& kernels = Selected<T>();
+    const int64_t pixels = places.pixels;
     const int64_t tiles = CeilDivide(pixels, kernels.lanes), count = CountParts<T>(p);
     return ForTasks(exec, op, count, 4 * Cost(p, CeilDivide(pixels, count)),
                     kernels.scratch(p, true), [&](int64_t part, void* scratch) {
                       const Range range = Pixels(kernels.lanes, tiles * part / count,
                                                  tiles * (part + 1) / count, pixels);
-                      kernels.route_backward(p, range, grad, bias, logits, votes,
-                                             parts + part * PartSize(p), scratch);
+                      kernels.route_backward(p, places, range, grad, bias, logits,
+                                             votes, parts + part * PartSize(p),
+                                             scratch);
                     });
   }
 

@@ -4,6 +4,7 @@
 // Reduces the horizontal taps that wgmma/across.cuh turned into columns.
 #include "cuda/capsule_conv/wgmma/across.cuh"
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -15,8 +16,8 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kAddThreads = 256;
 
-// Sums the taps of each target pixel, a row of pixels per block. A target pixel has
-// `pixel` packs; `products` has as many for each tap of each source pixel.
+// Sums the taps of each target pixel, a row of pixels per column of blocks. A target
+// pixel has `pixel` packs; `products` has as many for each tap of each source pixel.
 template <int kPack>
 __global__ void AddTapsKernel(const Image source, const Image target,
                               const Axis vertical, const Axis across,
@@ -29,7 +30,8 @@ __global__ void AddTapsKernel(const Image source, const Image target,
   sums +=
       (int64_t{image} * target.height + y * placement.stride_y + placement.offset_y) *
       target.width * pixel;
-  for (int i = threadIdx.x; i < across.points * pixel; i += kAddThreads) {
+  const int first = blockIdx.y * kAddThreads + threadIdx.x;
+  for (int i = first; i < across.points * pixel; i += gridDim.y * kAddThreads) {
     const int x = i / pixel, e = i - x * pixel;
     Pack<float, kPack> sum{};
     for (int tap = 0; tap < across.taps; ++tap) {
@@ -49,12 +51,19 @@ LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& tas
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
   CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, rows));
+  // Eight blocks for each multiprocessor, if there are too few rows.
+  constexpr int kWaves = 8;
   const auto launch = [&](auto pack) {
     using Packs = Pack<float, pack.value>;
-    return Launch(
-        op, AddTapsKernel<pack.value>, rows, kAddThreads, 0, exec, task.source,
-        task.target, task.vertical, task.horizontal, task.placement, pixel / pack.value,
-        reinterpret_cast<const Packs*>(products), reinterpret_cast<Packs*>(target));
+    const int64_t most =
+        CeilDivide(int64_t{task.horizontal.points} * pixel / pack.value, kAddThreads);
+    const int64_t parts =
+        std::clamp<int64_t>(int64_t{kWaves} * exec.device.processors / rows, 1, most);
+    return Launch(op, AddTapsKernel<pack.value>, dim3(rows, parts), kAddThreads, 0,
+                  exec, task.source, task.target, task.vertical, task.horizontal,
+                  task.placement, pixel / pack.value,
+                  reinterpret_cast<const Packs*>(products),
+                  reinterpret_cast<Packs*>(target));
   };
   return pixel % 4 == 0 ? launch(std::integral_constant<int, 4>())
                         : launch(std::integral_constant<int, 1>());

@@ -14,25 +14,34 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-constexpr int kFewColumns = 16;
+constexpr int kFewColumns = 16, kMoreColumns = 32;
 inline int Columns(const Task& task) {
   return task.target.channels * task.target.columns;
 }
 
 struct TapColumns {
   // Whether this pays off: few columns, several horizontal taps, and enough terms for
-  // each that the second kernel costs less than it saves.
-  static bool PaysOff(const Task& task) {
+  // each that the second kernel costs less than it saves. Over kFewColumns columns,
+  // `cost` estimates the cycles of a task.
+  template <typename Cost>
+  static bool PaysOff(const Task& task, int processors, const Cost& cost) {
     constexpr int kMinTerms = 256;
-    constexpr int64_t kMax = 1 << 30;  // elements that 32-bit offsets reach
+    constexpr int64_t kMax = 1 << 30;              // elements that 32-bit offsets reach
+    constexpr double kLaunch = 6000, kBytes = 16;  // cycles, and bytes per cycle
     const int64_t columns = int64_t{task.horizontal.taps} * Columns(task);
     const int64_t terms =
         int64_t{task.vertical.taps} * task.source.channels * task.source.columns;
-    return Columns(task) <= kFewColumns && task.horizontal.taps > 1 &&
-           terms >= kMinTerms &&
-           columns * task.target.depth * task.source.rows * task.source.width *
-                   task.vertical.points <=
-               kMax;
+    if (Columns(task) > kMoreColumns || task.horizontal.taps <= 1 ||
+        terms < kMinTerms ||
+        columns * task.target.depth * task.source.rows * task.source.width *
+                task.vertical.points >
+            kMax) {
+      return false;
+    }
+    if (Columns(task) <= kFewColumns) return true;
+    const Task unfolded = Unfold(task);
+    const double bytes = sizeof(float) * static_cast<double>(Elements(unfolded));
+    return cost(unfolded) + kLaunch + bytes / kBytes / processors < cost(task);
   }
 
   // The product with horizontal taps as columns.

@@ -178,11 +178,11 @@ __device__ void AddSums(const Tile& tile, A* part) {
 
 template <typename S, int kPack, bool kShared, typename A>
 __global__ void __launch_bounds__(kMostThreads)
-    RouteBackwardKernel(const Tiling z, int64_t pixels, const S* grad, const S* bias,
-                        const S* logits, S* votes, A* parts, A* space) {
+    RouteBackwardKernel(const Tiling z, const Places places, const S* grad,
+                        const S* bias, const S* logits, S* votes, A* parts, A* space) {
   using Tile = slabs::Tile<S, kPack, kShared>;
   using Numbers = typename Tile::Numbers;
-  Tile tile(z, BlockState<kShared>(z, space));
+  Tile tile(z, BlockState<kShared>(z, space), TilePlaces());
   for (int pixel = 0; pixel < z.pixels; ++pixel) {
     A* const own = tile.Pixel(pixel);
     for (typename Tile::Index n = threadIdx.x; n < tile.columns; n += blockDim.x) {
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(kMostThreads)
     }
   }
   tile.SetFirstShares(logits);
-  ForTiles(z, pixels, [&](int64_t first) {
-    tile.Move(first, pixels, votes);
+  ForTiles(z, places.pixels, [&](int64_t first) {
+    tile.Move(first, places, votes);
     RouteTile(tile, bias, logits);
     // Each lane loads and adds up what it uses itself, so no barrier is needed.
     tile.ForParents([&](int pixel, int parent) {
@@ -203,8 +203,8 @@ __global__ void __launch_bounds__(kMostThreads)
         const auto at = tile.Column(parent) + d;
         Numbers numbers{};
         if (pixel < tile.valid) {
-          numbers = Tile::Widened(*reinterpret_cast<const Pack<S, kPack>*>(
-              grad + (first + pixel) * tile.columns + at));
+          numbers = Tile::Widened(
+              *reinterpret_cast<const Pack<S, kPack>*>(grad + tile.Output(pixel) + at));
         }
         *reinterpret_cast<Numbers*>(grads + at) = numbers;
       });
@@ -232,21 +232,22 @@ __global__ void __launch_bounds__(kMostThreads)
 
 template <typename T>
 LaunchError RouteBackward(const GpuExec& exec, const char* op, const Tiling& tiling,
-                          int64_t pixels, const T* grad, const T* bias, const T* logits,
-                          T* votes, Accumulator<T>* parts, Accumulator<T>* space) {
+                          const Places& places, const T* grad, const T* bias,
+                          const T* logits, T* votes, Accumulator<T>* parts,
+                          Accumulator<T>* space) {
   using S = CudaType<T>;
   using A = Accumulator<T>;
   return WithTiling<A>(tiling, [&](auto pack, auto shared) {
     constexpr auto kKernel = RouteBackwardKernel<S, pack.value, shared.value, A>;
-    return LaunchTiles<kKernel, A>(exec, op, tiling, pixels, Native(grad), Native(bias),
-                                   Native(logits), Native(votes), parts, space);
+    return LaunchTiles<kKernel, A>(exec, op, tiling, places, grad, bias, logits, votes,
+                                   parts, space);
   });
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                      \
-  template LaunchError RouteBackward<T>(const GpuExec&, const char*, const Tiling&, \
-                                        int64_t, const T*, const T*, const T*, T*,  \
-                                        Accumulator<T>*, Accumulator<T>*);
+#define CAPSOPS_INSTANTIATE(T)                                                       \
+  template LaunchError RouteBackward<T>(const GpuExec&, const char*, const Tiling&,  \
+                                        const Places&, const T*, const T*, const T*, \
+                                        T*, Accumulator<T>*, Accumulator<T>*);
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

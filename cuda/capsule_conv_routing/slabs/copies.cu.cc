@@ -32,37 +32,37 @@ __device__ void ForEach(int64_t count, const Visit& visit) {
   }
 }
 
-// Calls visit(weight, copied) with the offsets of each element of the copy. A block
-// takes one matrix after another.
-template <typename Visit>
-__device__ void ForMatrices(const Relay& relay, const Visit& visit) {
-  const int64_t size = relay.rows * relay.columns, matrices = relay.matrices();
-  for (int64_t matrix = blockIdx.x; matrix < matrices; matrix += gridDim.x) {
-    const int64_t group = matrix % relay.groups, place = matrix / relay.groups;
-    const int64_t depth = relay.tap + place % relay.channels * relay.tap_step;
-    const int64_t tap = place / relay.channels;
-    const int64_t weight = ((depth * relay.taps + tap) * relay.groups + group) * size;
-    for (int64_t n = threadIdx.x; n < size; n += kThreads) {
-      const int64_t row = relay.transposed ? n / relay.columns : 0;
-      const int64_t copied =
-          relay.transposed ? (n - row * relay.columns) * relay.rows + row : n;
-      visit(weight + n, matrix * size + copied);
-    }
-  }
+// Calls visit(weight, copied) with the offsets of each pack of the copy. Packs have
+// kPack elements of a matrix.
+template <int kPack, typename Visit>
+__device__ void ForWeights(const Relay& relay, const Visit& visit) {
+  const int64_t packs = relay.matrix / kPack;
+  ForEach(relay.matrices() * packs, [&](int64_t n) {
+    const int64_t matrix = n / packs;
+    visit(n * kPack + (relay.From(matrix) - matrix) * relay.matrix, n * kPack);
+  });
 }
 
-template <typename S>
+template <typename S, int kPack>
 __global__ void __launch_bounds__(kThreads)
     CopyWeightsKernel(const Relay relay, const S* weights, S* copy) {
-  ForMatrices(relay,
-              [&](int64_t weight, int64_t copied) { copy[copied] = weights[weight]; });
+  using P = Pack<S, kPack>;
+  ForWeights<kPack>(relay, [&](int64_t weight, int64_t copied) {
+    *reinterpret_cast<P*>(copy + copied) =
+        *reinterpret_cast<const P*>(weights + weight);
+  });
 }
 
-template <typename S, typename A>
+template <typename S, int kPack, typename A>
 __global__ void __launch_bounds__(kThreads)
     AddWeightsKernel(const Relay relay, const S* copy, A* sums) {
-  ForMatrices(relay, [&](int64_t weight, int64_t copied) {
-    sums[weight] += Widen(copy[copied]);
+  ForWeights<kPack>(relay, [&](int64_t weight, int64_t copied) {
+    const auto added = *reinterpret_cast<const Pack<S, kPack>*>(copy + copied);
+    auto& pack = *reinterpret_cast<Pack<A, kPack>*>(sums + weight);
+    Pack<A, kPack> numbers = pack;
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) numbers.at[e] += Widen(added.at[e]);
+    pack = numbers;
   });
 }
 
@@ -178,39 +178,44 @@ __global__ void __launch_bounds__(kPartColumns* kPartRows)
   capsops::Narrow(sum, n < first ? to_first + n : to_second + n - first);
 }
 
-// Calls launch(pack) with the number of elements that are copied together.
+// Calls launch(pack) with the number of elements of a row that are copied together.
 template <typename S, typename Launch>
-LaunchError WithPack(int64_t pixel, const Launch& launch) {
+LaunchError WithPack(int64_t row, const Launch& launch) {
   constexpr int kPack = 16 / sizeof(S);
-  if (pixel % kPack == 0) return launch(std::integral_constant<int, kPack>());
+  if (row % kPack == 0) return launch(std::integral_constant<int, kPack>());
   return launch(std::integral_constant<int, 1>());
 }
 
 template <typename T>
 LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
                         const T* weights, T* copy) {
+  using S = CudaType<T>;
   if (relay.elements() == 0) return {};
-  CopyWeightsKernel<<<Blocks(exec, relay.matrices() * kThreads), kThreads, 0,
-                      exec.stream>>>(relay, Native(weights), Native(copy));
-  return CheckLaunch(op);
+  return WithPack<S>(relay.matrix, [&](auto pack) {
+    return Launch(op, CopyWeightsKernel<S, pack.value>,
+                  Blocks(exec, relay.elements() / pack.value), kThreads, 0, exec, relay,
+                  weights, copy);
+  });
 }
 
 template <typename T>
 LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
                        const T* copy, Accumulator<T>* sums) {
+  using S = CudaType<T>;
   if (relay.elements() == 0) return {};
-  AddWeightsKernel<<<Blocks(exec, relay.matrices() * kThreads), kThreads, 0,
-                     exec.stream>>>(relay, Native(copy), sums);
-  return CheckLaunch(op);
+  return WithPack<S>(relay.matrix, [&](auto pack) {
+    return Launch(op, AddWeightsKernel<S, pack.value, Accumulator<T>>,
+                  Blocks(exec, relay.elements() / pack.value), kThreads, 0, exec, relay,
+                  copy, sums);
+  });
 }
 
 template <typename T>
 LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
                    const Accumulator<T>* sums, T* to) {
   if (count == 0) return {};
-  NarrowKernel<<<Blocks(exec, count), kThreads, 0, exec.stream>>>(count, sums,
-                                                                  Native(to));
-  return CheckLaunch(op);
+  return Launch(op, NarrowKernel<CudaType<T>, Accumulator<T>>, Blocks(exec, count),
+                kThreads, 0, exec, count, sums, to);
 }
 
 template <typename T>
@@ -221,9 +226,8 @@ LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
     const int64_t count = patch.frames * patch.rows * patch.width * patch.channels *
                           (patch.pixel / pack.value);
     if (count == 0) return {};
-    CopyImageKernel<S, pack.value><<<Blocks(exec, count), kThreads, 0, exec.stream>>>(
-        patch, Native(input), Native(copy));
-    return CheckLaunch(op);
+    return Launch(op, CopyImageKernel<S, pack.value>, Blocks(exec, count), kThreads, 0,
+                  exec, patch, input, copy);
   });
 }
 
@@ -236,9 +240,8 @@ LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
     const int64_t count =
         frames * patch.rows * patch.width * (patch.pixel / pack.value);
     if (count <= 0 || patch.channels == 0) return {};
-    AddImageKernel<S, pack.value><<<Blocks(exec, count), kThreads, 0, exec.stream>>>(
-        patch, first, frames, Native(copy), Native(grad_input));
-    return CheckLaunch(op);
+    return Launch(op, AddImageKernel<S, pack.value>, Blocks(exec, count), kThreads, 0,
+                  exec, patch, first, frames, copy, grad_input);
   });
 }
 
@@ -249,9 +252,9 @@ LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t
   const int64_t blocks = CeilDivide(first + second, kPartColumns);
   LaunchError error = CheckGrid(op, blocks);
   if (!error.empty()) return error;
-  AddPartsKernel<<<blocks, kPartColumns * kPartRows, 0, exec.stream>>>(
-      count, first, second, parts, Native(to_first), Native(to_second));
-  return CheckLaunch(op);
+  return Launch(op, AddPartsKernel<CudaType<T>, Accumulator<T>>, dim3(blocks),
+                kPartColumns * kPartRows, 0, exec, count, first, second, parts,
+                to_first, to_second);
 }
 
 #define CAPSOPS_INSTANTIATE(T)                                                    \

@@ -12,14 +12,14 @@ namespace capsops::capsule_conv_routing::slabs {
 
 template <typename S, int kPack, bool kShared, typename A>
 __global__ void __launch_bounds__(kMostThreads)
-    RouteKernel(const Tiling z, int64_t pixels, const S* votes, const S* bias,
+    RouteKernel(const Tiling z, const Places places, const S* votes, const S* bias,
                 const S* logits, S* output, A* space) {
   using Tile = slabs::Tile<S, kPack, kShared>;
   using Numbers = typename Tile::Numbers;
-  Tile tile(z, BlockState<kShared>(z, space));
+  Tile tile(z, BlockState<kShared>(z, space), TilePlaces());
   tile.SetFirstShares(logits);
-  ForTiles(z, pixels, [&](int64_t first) {
-    tile.Move(first, pixels, votes);
+  ForTiles(z, places.pixels, [&](int64_t first) {
+    tile.Move(first, places, votes);
     for (int r = 0;; ++r) {
       const bool last = r == z.iterations - 1;
       tile.ForParents([&](int pixel, int parent) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kMostThreads)
           if (!last) {
             *reinterpret_cast<Numbers*>(totals + at) = v;
           } else if (pixel < tile.valid) {
-            Tile::StoreNarrow(v, output + (first + pixel) * tile.columns + at);
+            Tile::StoreNarrow(v, output + tile.Output(pixel) + at);
           }
         });
         if (last) return;
@@ -56,20 +56,21 @@ __global__ void __launch_bounds__(kMostThreads)
 
 template <typename T>
 LaunchError Route(const GpuExec& exec, const char* op, const Tiling& tiling,
-                  int64_t pixels, const T* votes, const T* bias, const T* logits,
+                  const Places& places, const T* votes, const T* bias, const T* logits,
                   T* output, Accumulator<T>* space) {
   using S = CudaType<T>;
   using A = Accumulator<T>;
   return WithTiling<A>(tiling, [&](auto pack, auto shared) {
     constexpr auto kKernel = RouteKernel<S, pack.value, shared.value, A>;
-    return LaunchTiles<kKernel, A>(exec, op, tiling, pixels, Native(votes),
-                                   Native(bias), Native(logits), Native(output), space);
+    return LaunchTiles<kKernel, A>(exec, op, tiling, places, votes, bias, logits,
+                                   output, space);
   });
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                       \
-  template LaunchError Route<T>(const GpuExec&, const char*, const Tiling&, int64_t, \
-                                const T*, const T*, const T*, T*, Accumulator<T>*);
+#define CAPSOPS_INSTANTIATE(T)                                                   \
+  template LaunchError Route<T>(const GpuExec&, const char*, const Tiling&,      \
+                                const Places&, const T*, const T*, const T*, T*, \
+                                Accumulator<T>*);
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "cc/launch/capsule_conv_slabs_plan.h"
 #include "cc/launch/round.h"
@@ -55,6 +56,37 @@ void Arrange(bool gradient, Tiling* z) {
   z->block = z->first_shares + RoundUp(pairs, 4);
 }
 
+// Plans votes in registers, if there is room for those of a lane.
+void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
+  constexpr int kMostQuads = 16;
+  constexpr int kWarps = kLaneThreads / 32;
+  for (const int quads : {1, 2}) {
+    const int lanes = z->dim / (4 * quads);
+    if (lanes * 4 * quads != z->dim || PowerOfTwo(lanes, 32) != lanes ||
+        int64_t{z->parents} * lanes > 32) {
+      continue;
+    }
+    z->quads = quads;
+    z->lanes = lanes;
+    z->group = PowerOfTwo(z->parents * lanes, 32);
+    z->divided = z->types * quads > kMostQuads;
+    const int64_t types = z->divided ? CeilDivide(z->types, kWarps) : z->types;
+    z->lane_types = std::max(PowerOfTwo(types, kMostQuads), 4);
+    z->pixels = (z->divided ? 32 : kLaneThreads) / z->group;
+    const int64_t shared = gradient ? z->KeptBytes() : 0;
+    // The static memory of divided pixels.
+    const int64_t all = shared + 4096 * quads;
+    if (types * quads > kMostQuads || all > device.shared) {
+      z->quads = 0;
+      continue;
+    }
+    const int64_t resident =
+        std::min<int64_t>(gradient ? 3 : 4, device.processor_shared / (all + 1024));
+    z->blocks = static_cast<int>(std::max<int64_t>(resident, 1) * device.processors);
+    return;
+  }
+}
+
 // Plans the routing, or its gradient, with sums of type A.
 template <typename A>
 Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
@@ -68,12 +100,14 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   z.iterations = static_cast<int>(p.iterations);
   z.leaky = p.leaky != 0;
   z.epsilon = p.epsilon();
+  if (std::is_same_v<A, float>) PlanLanes(device, gradient, &z);
+  if (z.quads > 0) return z;
   z.vector = z.dim % kVector == 0 ? kVector : 1;
   z.lanes = PowerOfTwo(CeilDivide(z.dim, z.vector), 32);
   z.row_lanes = PowerOfTwo(z.parents, 32);
   const auto bytes = [&] { return z.block * static_cast<int64_t>(sizeof(A)); };
   z.shared = true;
-  for (z.pixels = 32; z.pixels >= 1; z.pixels /= 2) {
+  for (z.pixels = kMostPixels; z.pixels >= 1; z.pixels /= 2) {
     Arrange(gradient, &z);
     if (int64_t{z.pixels} * z.parents * z.lanes <= kThreads && bytes() <= kFewBytes) {
       break;
@@ -83,14 +117,15 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
     z.pixels = 1;
     Arrange(gradient, &z);
   }
-  z.shared = bytes() <= device.shared;
+  z.shared = bytes() + kPlaceBytes <= device.shared;
   if (!z.shared) Arrange(gradient, &z);
   const int64_t threads = int64_t{z.pixels} * z.parents * z.lanes;
   z.threads = static_cast<int>(std::min<int64_t>(RoundUp(threads, 32), kMostThreads));
   // As many blocks as a processor holds, or fewer where they need much memory.
   int64_t blocks = 2048 / z.threads;
   if (z.shared) {
-    blocks = std::min<int64_t>(blocks, device.processor_shared / (bytes() + 1024));
+    blocks = std::min<int64_t>(
+        blocks, device.processor_shared / (bytes() + kPlaceBytes + 1024));
   }
   blocks = std::max<int64_t>(blocks, 1) * device.processors;
   if (!z.shared) blocks = std::min(blocks, kSpaceBytes / bytes());
@@ -138,14 +173,19 @@ struct GpuSteps {
   template <typename T>
   static int64_t Space(const GpuExec& exec, const Problem& p, bool gradient) {
     const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, gradient);
-    return z.shared ? 0 : z.blocks * z.block;
+    return z.shared || z.quads > 0 ? 0 : z.blocks * z.block;
   }
   template <typename T>
   static LaunchError Route(const GpuExec& exec, const char* op, const Problem& p,
-                           int64_t pixels, const T* votes, const T* bias,
+                           const Places& places, const T* votes, const T* bias,
                            const T* logits, T* output, Accumulator<T>* space) {
-    return slabs::Route(exec, op, PlanTiling<Accumulator<T>>(exec.device, p, false),
-                        pixels, votes, bias, logits, output, space);
+    const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, false);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (z.quads > 0) {
+        return RouteLanes(exec, op, z, places, votes, bias, logits, output);
+      }
+    }
+    return slabs::Route(exec, op, z, places, votes, bias, logits, output, space);
   }
 
   template <typename T>
@@ -154,12 +194,19 @@ struct GpuSteps {
   }
   template <typename T>
   static LaunchError RouteBackward(const GpuExec& exec, const char* op,
-                                   const Problem& p, int64_t pixels, const T* grad,
-                                   const T* bias, const T* logits, T* votes,
-                                   Accumulator<T>* parts, Accumulator<T>* space) {
-    return slabs::RouteBackward(exec, op,
-                                PlanTiling<Accumulator<T>>(exec.device, p, true),
-                                pixels, grad, bias, logits, votes, parts, space);
+                                   const Problem& p, const Places& places,
+                                   const T* grad, const T* bias, const T* logits,
+                                   T* votes, Accumulator<T>* parts,
+                                   Accumulator<T>* space) {
+    const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, true);
+    if constexpr (!std::is_same_v<T, double>) {
+      if (z.quads > 0) {
+        return RouteLanesBackward(exec, op, z, places, grad, bias, logits, votes,
+                                  parts);
+      }
+    }
+    return slabs::RouteBackward(exec, op, z, places, grad, bias, logits, votes, parts,
+                                space);
   }
   template <typename T>
   static LaunchError AddParts(const GpuExec& exec, const char* op, const Problem& p,

@@ -14,12 +14,16 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
+// The places of a tile's pixels.
+__device__ inline int64_t* TilePlaces() {
+  extern __shared__ __align__(16) unsigned char shared[];
+  return reinterpret_cast<int64_t*>(shared);
+}
 // The memory of a block.
 template <bool kShared, typename A>
 __device__ A* BlockState(const Tiling& z, A* space) {
-  extern __shared__ __align__(16) unsigned char shared[];
   if constexpr (kShared) {
-    return reinterpret_cast<A*>(shared);
+    return reinterpret_cast<A*>(TilePlaces() + kMostPixels);
   } else {
     return space + blockIdx.x * z.block;
   }
@@ -50,18 +54,13 @@ LaunchError WithTiling(const Tiling& tiling, const Launch& launch) {
 // Launches `kKernel` on tiles of pixels.
 template <auto kKernel, typename A, typename... Pointers>
 LaunchError LaunchTiles(const GpuExec& exec, const char* op, const Tiling& tiling,
-                        int64_t pixels, const Pointers&... pointers) {
-  const int64_t tiles = CeilDivide(pixels, int64_t{tiling.pixels});
-  const int blocks = static_cast<int>(std::min<int64_t>(tiles, tiling.blocks));
+                        const Places& places, const Pointers&... pointers) {
+  const int blocks = tiling.Blocks(places.pixels);
   if (blocks == 0) return {};
-  int bytes = 0;
-  if (tiling.shared) {
-    bytes = static_cast<int>(tiling.block * sizeof(A));
-    const LaunchError error = AllowMaxSharedMemory<kKernel>(exec, op);
-    if (!error.empty()) return error;
-  }
-  kKernel<<<blocks, tiling.threads, bytes, exec.stream>>>(tiling, pixels, pointers...);
-  return CheckLaunch(op);
+  const int64_t state = tiling.shared ? tiling.block * sizeof(A) : 0;
+  return Launch<kKernel>(op, dim3(blocks), tiling.threads,
+                         static_cast<int>(kPlaceBytes + state), exec, tiling, places,
+                         pointers...);
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

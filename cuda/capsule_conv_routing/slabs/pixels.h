@@ -2,20 +2,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The tiling of kernels that route pixels. A block takes tiles of `pixels` pixels, one
-// after another. Each parent of a pixel has a group of `lanes` lanes, which hold
-// `vector` numbers at a time, and each row of logits a group of `row_lanes` lanes.
+// after another. Each parent of a pixel has a group of `lanes` lanes.
 //
-// Votes and all that routing keeps of a pixel are in shared memory or, if that is too
-// small, votes are read from global memory and the rest is in the workspace.
+// If `quads` is not 0, votes are in registers (lanes.cuh). Otherwise lanes hold
+// `vector` numbers at a time, and each row of logits has a group of `row_lanes` lanes;
+// votes and all that routing keeps of a pixel are in shared memory or, if that is too
+// small, votes are read from global memory and the rest is in the workspace (tile.cuh).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
-#include "cc/launch/capsule_conv_routing.h"
+#include "cc/launch/capsule_conv_slabs.h"
+#include "cc/launch/round.h"
 
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kMostThreads = 256;
+// The threads of a block if votes are in registers.
+constexpr int kLaneThreads = 128;
+// A tile has at most 32 pixels. Their places are at the beginning of shared memory.
+constexpr int kMostPixels = 32;
+constexpr int kPlaceBytes = kMostPixels * sizeof(int64_t);
 constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a parent
 
 // Sizes in elements of the type A of sums.
@@ -24,7 +32,15 @@ struct Tiling {
   bool leaky;
   float epsilon;
 
-  int vector, lanes, row_lanes, pixels, threads;
+  int lanes, pixels;
+  int blocks;  // the most blocks of a launch
+
+  // Votes in registers: the quads of a lane, the types of a lane, the lanes of a pixel
+  // in a warp, and whether the warps of a block divide the types of a pixel.
+  int quads, lane_types, group;
+  bool divided;
+
+  int vector, row_lanes, threads;
   // The offsets of the arrays of a pixel: votes [types][parents][dim]; the following
   // for each iteration in the gradient: sums and totals [parents][dim], shares and
   // their gradients [types][parents]; and what a block adds up of its pixels.
@@ -33,20 +49,41 @@ struct Tiling {
   int64_t pixel;         // elements of a pixel
   int64_t first_shares;  // the offset of those of the first iteration, of all pixels
   int64_t block;         // elements of a block
-  bool shared;           // whether these fit into shared memory
-  int blocks;            // the most blocks of a launch
+  bool shared;           // whether these fit into shared memory, after the places
 
-  int columns() const { return parents * dim; }
+  constexpr int columns() const { return parents * dim; }
+  // The blocks of a launch.
+  int Blocks(int64_t all_pixels) const {
+    return static_cast<int>(std::min<int64_t>(CeilDivide(all_pixels, pixels), blocks));
+  }
+  // The bytes of what the gradient keeps in shared memory, if votes are in registers.
+  int64_t KeptBytes() const {
+    const int64_t quads_of_types = lane_types / 4;
+    return 16 * kLaneThreads *
+           (iterations * 2 * (quads + quads_of_types) + quads + quads_of_types);
+  }
 };
 
-// Routes `pixels` pixels, as `Route` and `RouteBackward` of capsule_conv_slabs_plan.h.
+// Route pixels, as `Route` and `RouteBackward` of capsule_conv_slabs_plan.h.
 template <typename T>
 LaunchError Route(const GpuExec& exec, const char* op, const Tiling& tiling,
-                  int64_t pixels, const T* votes, const T* bias, const T* logits,
+                  const Places& places, const T* votes, const T* bias, const T* logits,
                   T* output, Accumulator<T>* space);
 template <typename T>
 LaunchError RouteBackward(const GpuExec& exec, const char* op, const Tiling& tiling,
-                          int64_t pixels, const T* grad, const T* bias, const T* logits,
-                          T* votes, Accumulator<T>* parts, Accumulator<T>* space);
+                          const Places& places, const T* grad, const T* bias,
+                          const T* logits, T* votes, Accumulator<T>* parts,
+                          Accumulator<T>* space);
+
+// These do so with votes in registers. T is not double.
+template <typename T>
+LaunchError RouteLanes(const GpuExec& exec, const char* op, const Tiling& tiling,
+                       const Places& places, const T* votes, const T* bias,
+                       const T* logits, T* output);
+template <typename T>
+LaunchError RouteLanesBackward(const GpuExec& exec, const char* op,
+                               const Tiling& tiling, const Places& places,
+                               const T* grad, const T* bias, const T* logits, T* votes,
+                               float* parts);
 
 }  // namespace capsops::capsule_conv_routing::slabs

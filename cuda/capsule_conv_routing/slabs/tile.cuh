@@ -45,28 +45,32 @@ class Tile {
   using Numbers = Pack<A, kPack>;
   static constexpr int kNumbers = kPack;
 
-  __device__ Tile(const Tiling& tiling, A* state)
+  __device__ Tile(const Tiling& tiling, A* state, int64_t* places)
       : z(tiling),
         columns(Index{tiling.parents} * tiling.dim),
         pairs(Index{tiling.types} * tiling.parents),
-        state_(state) {}
+        state_(state),
+        places_(places) {}
 
   // Moves on to the pixels from `first` on. `votes` are those of the slab.
-  __device__ void Move(int64_t first, int64_t pixels, const S* votes) {
-    const int64_t left = pixels - first;
+  __device__ void Move(int64_t first, const Places& places, const S* votes) {
+    const int64_t left = places.pixels - first;
     valid = left < z.pixels ? static_cast<int>(left) : z.pixels;
     const Index size = z.types * columns;
     votes_ = votes + first * size;
+    __syncthreads();  // until no thread needs the tile before
+    if (static_cast<int>(threadIdx.x) < valid) {
+      places_[threadIdx.x] = places.At(first + threadIdx.x);
+    }
     if constexpr (kShared) {
-      __syncthreads();  // until no thread needs the votes before
 #pragma unroll 4
       for (int n = threadIdx.x * kPack; n < valid * size; n += blockDim.x * kPack) {
         const int pixel = n / size;
         *reinterpret_cast<Numbers*>(Pixel(pixel) + z.votes + n - pixel * size) =
             Widened(*reinterpret_cast<const Pack<S, kPack>*>(votes_ + n));
       }
-      __syncthreads();
     }
+    __syncthreads();
   }
 
   // Calls visit(pixel, parent) in the lanes of each group, for all parents of all
@@ -90,6 +94,8 @@ class Tile {
   __device__ A* Pixel(int pixel) const {
     return state_ + Index{pixel} * Index(z.pixel);
   }
+  // The offset of a pixel's parents in the output.
+  __device__ int64_t Output(int pixel) const { return places_[pixel] * columns; }
   __device__ A* FirstShares() const { return state_ + Index(z.first_shares); }
   __device__ Index Column(int parent) const { return Index{parent} * z.dim; }
 
@@ -260,6 +266,7 @@ class Tile {
   }
 
   A* const state_;
+  int64_t* const places_;
   const S* votes_ = nullptr;
 };
 

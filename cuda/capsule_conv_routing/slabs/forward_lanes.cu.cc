@@ -1,0 +1,66 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Routes pixels whose votes fit into registers.
+#include <cstdint>
+
+#include "cuda/capsule_conv_routing/slabs/lanes.cuh"
+#include "cuda/capsule_conv_routing/slabs/pixels.h"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+template <typename S, int kTypes, int kQuads>
+__global__ void __launch_bounds__(kLaneThreads, 4)
+    RouteLanesKernel(const Tiling z, const Places places, const S* votes, const S* bias,
+                     const S* logits, S* output) {
+  PixelLanes<S, kTypes, kQuads> at(z, logits);
+  float first_shares[kTypes] = {};
+  at.Softmax(first_shares);
+  ForPixels(z, places.pixels, [&](int64_t pixel) {
+    const bool valid = at.exists && pixel < places.pixels;
+    at.LoadVotes(votes + pixel * z.types * z.columns(), valid);
+    float totals[at.kNumbers] = {}, shares[kTypes];
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) shares[i] = first_shares[i];
+    for (int r = 1;; ++r) {
+      float sums[at.kNumbers];
+      at.Load(bias, at.exists, sums);
+      at.AddVotes(shares, sums);
+      const auto squash = at.SquashOf(sums);
+#pragma unroll
+      for (int n = 0; n < at.kNumbers; ++n) {
+        sums[n] = squash.factor * squash.Along(sums[n]);
+        totals[n] += sums[n];
+      }
+      if (r == z.iterations) {
+        if (valid && at.first == 0) {
+          at.Store(sums, output + places.At(pixel) * z.columns());
+        }
+        return;
+      }
+      at.Dots(totals, shares);
+      at.Softmax(shares);
+    }
+  });
+}
+
+template <typename T>
+LaunchError RouteLanes(const GpuExec& exec, const char* op, const Tiling& tiling,
+                       const Places& places, const T* votes, const T* bias,
+                       const T* logits, T* output) {
+  return WithLanes(tiling, [&](auto types, auto quads) {
+    constexpr auto kKernel = RouteLanesKernel<CudaType<T>, types.value, quads.value>;
+    return Launch(op, kKernel, dim3(tiling.Blocks(places.pixels)), kLaneThreads, 0,
+                  exec, tiling, places, votes, bias, logits, output);
+  });
+}
+
+#define CAPSOPS_INSTANTIATE(T)                                                   \
+  template LaunchError RouteLanes<T>(const GpuExec&, const char*, const Tiling&, \
+                                     const Places&, const T*, const T*, const T*, T*);
+CAPSOPS_INSTANTIATE(float)
+CAPSOPS_INSTANTIATE(Float16)
+CAPSOPS_INSTANTIATE(BFloat16)
+#undef CAPSOPS_INSTANTIATE
+
+}  // namespace capsops::capsule_conv_routing::slabs

@@ -1,0 +1,232 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The steps of routing a pixel whose votes are in the registers of a group of lanes.
+// Each parent has `lanes` lanes, and each of these kQuads quads of its numbers. Lanes
+// past the last parent have votes and shares of zero. If a pixel has many types, the
+// warps of its block divide them, and exchange sums over types alone.
+#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LANES_CUH_
+#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LANES_CUH_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv_routing/slabs/pixels.h"
+#include "cuda/capsule_routing/squash.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+#include "cuda/common/warp.cuh"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// kTypes types, of which the last may not exist. S is the type of votes.
+template <typename S, int kTypes, int kQuads>
+class PixelLanes {
+ public:
+  static constexpr int kNumbers = 4 * kQuads;
+  using Squash = capsule_routing::Squash<float>;
+
+  __device__ PixelLanes(const Tiling& tiling, const S* logits)
+      : z(tiling),
+        lane(threadIdx.x % z.group),
+        parent(lane / z.lanes),
+        first(z.divided ? threadIdx.x / kLanes * kTypes : 0),
+        exists(parent < z.parents) {
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) {
+      logits_[i] = !exists      ? -INFINITY
+                   : HasType(i) ? Widen(logits[(first + i) * z.parents + parent])
+                                : 0.f;
+    }
+  }
+
+  // Whether type first + i exists.
+  __device__ bool HasType(int i) const { return first + i < z.types; }
+
+  // The first number of quad q in a row of parents.
+  __device__ int Column(int q) const {
+    return parent * z.dim + 4 * (q * z.lanes + lane % z.lanes);
+  }
+  // Loads a row of parents; without `loads`, zeros.
+  __device__ void Load(const S* row, bool loads, float (&to)[kNumbers]) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      Pack<S, 4> pack{};
+      if (loads) pack = *reinterpret_cast<const Pack<S, 4>*>(row + Column(q));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) to[4 * q + e] = Widen(pack.at[e]);
+    }
+  }
+  __device__ void Store(const float (&from)[kNumbers], S* row) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      Pack<S, 4> pack;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) Narrow(from[4 * q + e], &pack.at[e]);
+      *reinterpret_cast<Pack<S, 4>*>(row + Column(q)) = pack;
+    }
+  }
+  __device__ void LoadVotes(const S* pixel, bool loads) {
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) {
+      Load(pixel + (first + i) * z.columns(), loads && HasType(i), votes[i]);
+    }
+  }
+
+  // Replaces dots by the softmax over parents of logits + dots.
+  __device__ void Softmax(float (&shares)[kTypes]) const {
+    float most[kTypes];
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) {
+      shares[i] += logits_[i];
+      most[i] = z.leaky ? fmaxf(shares[i], 0) : shares[i];
+    }
+    ForParents([&](int offset) {
+#pragma unroll
+      for (int i = 0; i < kTypes; ++i) {
+        most[i] = fmaxf(most[i], __shfl_xor_sync(~0u, most[i], offset));
+      }
+    });
+    float sums[kTypes];
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) {
+      sums[i] = shares[i] = ExpBelow(shares[i], most[i]);
+    }
+    AddParents(sums);
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) {
+      if (z.leaky) sums[i] += ExpBelow(0, most[i]);
+      shares[i] /= sums[i];
+    }
+  }
+
+  // Adds the sum over types of coefficient * vote.
+  __device__ void AddVotes(const float (&coefficients)[kTypes],
+                           float (&sums)[kNumbers]) {
+    float own[kNumbers] = {};
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) {
+#pragma unroll
+      for (int n = 0; n < kNumbers; ++n) own[n] += coefficients[i] * votes[i][n];
+    }
+    if (z.divided) AddWarps(own);
+#pragma unroll
+    for (int n = 0; n < kNumbers; ++n) sums[n] += own[n];
+  }
+  // Returns the dot products of votes and a vector of the parent.
+  __device__ void Dots(const float (&vector)[kNumbers], float (&dots)[kTypes]) const {
+#pragma unroll
+    for (int i = 0; i < kTypes; ++i) dots[i] = Product(votes[i], vector);
+    AddLanes(dots);
+  }
+  __device__ static float Product(const float (&a)[kNumbers],
+                                  const float (&b)[kNumbers], float scale = 1) {
+    float product = 0;
+#pragma unroll
+    for (int n = 0; n < kNumbers; ++n) product += scale * a[n] * b[n];
+    return product;
+  }
+
+  // Returns the factors of a parent's squash.
+  __device__ Squash SquashOf(const float (&sums)[kNumbers]) const {
+    constexpr float kShrink = capsule_routing::kShrink<float>;
+    float q[1] = {Product(sums, sums)}, small[1] = {};
+    AddLanes(q);
+    if (__any_sync(~0u, q[0] > capsule_routing::kHuge<float>)) {
+#pragma unroll
+      for (int n = 0; n < kNumbers; ++n) {
+        const float s = kShrink * sums[n];
+        small[0] += s * s;
+      }
+      AddLanes(small);
+    }
+    return Squash(q[0], small[0], z.epsilon);
+  }
+
+  // Add up numbers over the lanes of a parent, or over the parents of a pixel.
+  template <int kCount>
+  __device__ void AddLanes(float (&numbers)[kCount]) const {
+    for (int offset = z.lanes / 2; offset > 0; offset /= 2) AddAcross(offset, numbers);
+  }
+  template <int kCount>
+  __device__ void AddParents(float (&numbers)[kCount]) const {
+    ForParents([&](int offset) { AddAcross(offset, numbers); });
+  }
+
+  const Tiling& z;
+  const int lane, parent, first;
+  const bool exists;
+  float votes[kTypes][kNumbers];
+
+ private:
+  template <typename Visit>
+  __device__ void ForParents(const Visit& visit) const {
+    for (int offset = z.lanes; offset < z.group; offset *= 2) visit(offset);
+  }
+  template <int kCount>
+  __device__ static void AddAcross(int offset, float (&numbers)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      numbers[i] += __shfl_xor_sync(~0u, numbers[i], offset);
+    }
+  }
+
+  // Adds up numbers over the warps of the block, in order. Two buffers in turn need one
+  // barrier each time.
+  __device__ void AddWarps(float (&numbers)[kNumbers]) {
+    __shared__ Pack<float, 4> parts[2][kQuads][kLaneThreads];
+    turn_ ^= 1;
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      Pack<float, 4> quad;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) quad.at[e] = numbers[4 * q + e];
+      parts[turn_][q][threadIdx.x] = quad;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < kNumbers; ++n) numbers[n] = 0;
+#pragma unroll
+    for (int from = 0; from < kLaneThreads; from += kLanes) {
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const auto quad = parts[turn_][q][from + threadIdx.x % kLanes];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) numbers[4 * q + e] += quad.at[e];
+      }
+    }
+  }
+
+  float logits_[kTypes];
+  int turn_ = 0;
+};
+
+// Calls visit(pixel) in the lanes of each pixel of the block, and in groups that have
+// none with a pixel past the last one. All warps of the block take part.
+template <typename Visit>
+__device__ void ForPixels(const Tiling& z, int64_t pixels, const Visit& visit) {
+  const int thread = z.divided ? threadIdx.x % kLanes : threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * z.pixels;
+  for (int64_t first = int64_t{blockIdx.x} * z.pixels; first < pixels; first += step) {
+    visit(first + thread / z.group);
+  }
+}
+
+// Calls launch(types, quads) with the constants of PixelLanes.
+template <typename Launch>
+LaunchError WithLanes(const Tiling& z, const Launch& launch) {
+  constexpr std::integral_constant<int, 1> kOne;
+  constexpr std::integral_constant<int, 2> kTwo;
+  constexpr std::integral_constant<int, 4> kFour;
+  constexpr std::integral_constant<int, 8> kEight;
+  constexpr std::integral_constant<int, 16> kSixteen;
+  if (z.quads == 2) {
+    return z.lane_types == 4 ? launch(kFour, kTwo) : launch(kEight, kTwo);
+  }
+  if (z.lane_types == 4) return launch(kFour, kOne);
+  return z.lane_types == 8 ? launch(kEight, kOne) : launch(kSixteen, kOne);
+}
+
+}  // namespace capsops::capsule_conv_routing::slabs
+
+#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LANES_CUH_
