@@ -85,6 +85,72 @@ __device__ inline float At(const float* tensor, int64_t at) {
   return tensor == nullptr ? 0 : tensor[at];
 }
 
+// Outputs of a pass, null if not wanted. With `scales` or `dots` a pass writes nothing
+// else. `partial` is [slots][kSums][kThreads], where the path has `Slots`.
+struct Results {
+  bool gradients;
+  float *mass, *first, *second;
+  float *bias, *linear, *precision, *center;  // set if `gradients`
+  const float *given_mass, *given_first;      // moments that `center` reads
+  float2* scales;      // {max, scale} of the logits of each row [position, k]
+  float* dots;         // sum of share dr over each row
+  RowState* state;     // state per row
+  float* activations;  // sum of share dq over each row
+  float* poses;        // pose gradient per row, if the pass computes it
+  float* partial;
+};
+
+// The state of rows, and the partial gradients of weights and prior that are made from
+// it; kernels add to these unless `overwrite`.
+struct WeightSums {
+  const RowState* state;
+  float *weights, *prior;
+  bool overwrite;
+};
+struct VoteSums : WeightSums {
+  float* poses;  // pose gradient per row
+};
+
+// Writes four numbers, from `h` on, of a parent's results from its sums; with h = 0
+// also the scalar result. `gradients` is that of `out`, maybe known at compile time.
+__device__ inline void Finish(const Inputs& in, const Gradient& grad,
+                              const Results& out, bool gradients, int64_t parent, int h,
+                              float sum, const float (&first)[4],
+                              const float (&second)[4]) {
+  const int64_t from = parent * kSize + h;
+  const auto write = [&](float* to, const auto& number) {
+    if (to == nullptr) return;
+    *reinterpret_cast<float4*>(to + from) = {number(0), number(1), number(2),
+                                             number(3)};
+  };
+  float* const mass = gradients ? out.bias : out.mass;
+  if (h == 0 && mass != nullptr) mass[parent] = sum;
+  if (gradients) {
+    write(out.linear, [&](int e) { return first[e] + At(in.center, from + e) * sum; });
+    write(out.precision, [&](int e) { return -0.5f * second[e]; });
+    write(out.center, [&](int e) {
+      return At(in.precision, from + e) * first[e] -
+             out.given_mass[parent] * At(grad.first, from + e) -
+             2 * At(out.given_first, from + e) * At(grad.second, from + e);
+    });
+  } else {
+    write(out.first, [&](int e) { return first[e]; });
+    write(out.second, [&](int e) { return second[e]; });
+  }
+}
+
+// Calls visit(N{}) with the elements' type N.
+template <typename Visit>
+__device__ void WithElements(Element element, const Visit& visit) {
+  if (element == Element::kFloat) {
+    visit(0.0f);
+  } else if (element == Element::kHalf) {
+    visit(__half{});
+  } else {
+    visit(__nv_bfloat16{});
+  }
+}
+
 template <int N>
 __device__ void LoadWords(const float* from, float (&to)[N]) {
 #pragma unroll

@@ -7,12 +7,12 @@
 //   Obstacle       why the path refuses a problem that Obstacle() below allows
 //   Slots          number of partial sums of moments or of statistics' gradients
 //   Parts          number of partial sums of the gradients of weights and prior
-//   Scales         writes {max, scale} of each row
-//   Dots           writes the sum over parents of share dr of each row: with the final
-//                  shares, or if kDotsWithScales with the shares of the row's own
-//                  softmax, and then {max, scale} of the row as well
-//   Sum            writes the moments
-//   Differentiate  writes the statistics' gradients, and Rows
+//   Pass           writes Results. They are the moments; or the statistics' gradients,
+//                  with the state, activation and pose gradients of rows; or {max,
+//                  scale} of each row or its sum over parents of share dr. The sum is
+//                  with the final shares, or if kDotsWithScales with the shares of the
+//                  row's own softmax, and then next to {max, scale}
+//   Votes          writes VoteSums, the poses only where Pass did not
 #pragma once
 
 #include <algorithm>
@@ -104,14 +104,6 @@ struct Workspace {
   }
 };
 
-// Outputs of Path::Differentiate for the kernels of rows.cuh. Unless `overwrite`, it
-// adds to the partial sums that are there.
-struct Rows {
-  RowState* state;
-  float *activations, *poses, *weights, *prior;  // activations may be null
-  bool overwrite;
-};
-
 // Computes {max, scale} of each capsule for shares that are normalized over several
 // windows, and where `grad` is not null also the sums of share dr.
 template <typename Path>
@@ -126,19 +118,23 @@ LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
   const auto merge = [&](const float2* row_scales, const float* row_dots) {
     return MergeRows(exec, name, in->p, row_scales, row_dots, scales, dots);
   };
-  LaunchError error = together
-                          ? Path::Dots(exec, name, *in, *grad, row_scales, row_dots)
-                          : Path::Scales(exec, name, *in, row_scales);
-  if (!error.empty()) return error;
-  error = merge(row_scales, together ? row_dots : nullptr);
+  const auto pass = [&](float2* row_scales, float* row_dots) {
+    Results out{};
+    out.gradients = row_dots != nullptr;
+    out.scales = row_scales, out.dots = row_dots;
+    return Path::Pass(exec, name, *in, grad != nullptr ? *grad : Gradient{}, out);
+  };
+  CAPSOPS_RETURN_IF_ERROR(pass(row_scales, together ? row_dots : nullptr));
+  CAPSOPS_RETURN_IF_ERROR(merge(row_scales, together ? row_dots : nullptr));
   in->rule = Rule::kGiven;
   in->scales = scales;
-  if (error.empty() && grad != nullptr && !together) {
-    error = Path::Dots(exec, name, *in, *grad, nullptr, row_dots);
-    if (error.empty()) error = merge(nullptr, row_dots);
+  if (grad == nullptr) return {};
+  if (!together) {
+    CAPSOPS_RETURN_IF_ERROR(pass(nullptr, row_dots));
+    CAPSOPS_RETURN_IF_ERROR(merge(nullptr, row_dots));
   }
-  if (grad != nullptr) in->dots = dots;
-  return error;
+  in->dots = dots;
+  return {};
 }
 
 // Returns why no such path can do a problem, as the end of a refusal's sentence, or "".
@@ -175,25 +171,19 @@ ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
   CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, false);
-    return Plan::Make(
-        parts.size,
-        [p, parts](const GpuExec& exec, const T* poses, const T* activations,
-                   const T* weights, const S* bias, const S* linear, const S* precision,
-                   const S* center, const S* prior, S* mass, S* first, S* second,
-                   void* workspace) {
-          const Operands<T> operands(p, poses, activations, weights, bias, linear,
-                                     precision, center, prior);
-          const Moments<S> moments(p, mass, first, second);
-          const auto run = [&](const Problem& part, int64_t from, bool) -> LaunchError {
-            Inputs in = MakeInputs<T>(part, operands.From(p, from));
-            if (p.normalize == kAll && HasLogits(p)) {
-              CAPSOPS_RETURN_IF_ERROR(
-                  Merge<Path>(exec, Forward::kName, &in, nullptr, parts, workspace));
-            }
-            return Path::Sum(exec, Forward::kName, in, moments.From(p, from),
-                             Workspace::In<float>(workspace, parts.partial));
-          };
-          return ForEachSlice(p, parts.samples, run);
+    return PlanSlices<T>(
+        p, parts.samples, parts.size,
+        [parts](const GpuExec& exec, const Problem& p, const Operands<T>& operands,
+                const Moments<S>& to, void* workspace) -> LaunchError {
+          Inputs in = MakeInputs<T>(p, operands);
+          if (p.normalize == kAll && HasLogits(p)) {
+            CAPSOPS_RETURN_IF_ERROR(
+                Merge<Path>(exec, Forward::kName, &in, nullptr, parts, workspace));
+          }
+          Results out{};
+          out.mass = to.mass, out.first = to.first, out.second = to.second;
+          out.partial = Workspace::In<float>(workspace, parts.partial);
+          return Path::Pass(exec, Forward::kName, in, {}, out);
         });
   }
   return {};
@@ -209,19 +199,20 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
   if (p.normalize == kAll && HasLogits(p)) {
     CAPSOPS_RETURN_IF_ERROR(Merge<Path>(exec, name, &in, &grad, parts, workspace));
   }
-  Rows rows{Workspace::In<RowState>(workspace, parts.state),
-            nullptr,
-            Workspace::In<float>(workspace, parts.poses),
-            Workspace::In<float>(workspace, parts.weights),
-            Workspace::In<float>(workspace, parts.prior),
-            overwrite};
-  if (to.activations != nullptr) {
-    rows.activations = Workspace::In<float>(workspace, parts.activations);
-  }
-  CAPSOPS_RETURN_IF_ERROR(
-      Path::Differentiate(exec, name, in, grad, moments, to.statistics, rows,
-                          parts.parts, Workspace::In<float>(workspace, parts.partial)));
-  return SumRows(exec, name, p, rows.poses, rows.activations, to.poses, to.activations);
+  const auto buffer = [&](int64_t at) { return Workspace::In<float>(workspace, at); };
+  Results out{};
+  out.gradients = true;
+  out.bias = to.statistics.bias, out.linear = to.statistics.linear;
+  out.precision = to.statistics.precision, out.center = to.statistics.center;
+  out.given_mass = moments.mass, out.given_first = moments.first;
+  out.state = Workspace::In<RowState>(workspace, parts.state);
+  out.activations = to.activations != nullptr ? buffer(parts.activations) : nullptr;
+  out.poses = buffer(parts.poses), out.partial = buffer(parts.partial);
+  CAPSOPS_RETURN_IF_ERROR(Path::Pass(exec, name, in, grad, out));
+  const VoteSums sums{
+      {out.state, buffer(parts.weights), buffer(parts.prior), overwrite}, out.poses};
+  CAPSOPS_RETURN_IF_ERROR(Path::Votes(exec, name, in, grad, sums, parts.parts));
+  return SumRows(exec, name, p, out.poses, out.activations, to.poses, to.activations);
 }
 
 template <typename Path, typename T>
@@ -232,35 +223,21 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
   CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, true);
-    return Plan::Make(
-        parts.size,
-        [p, parts](const GpuExec& exec, const S* grad_mass, const S* grad_first,
-                   const S* grad_second, const T* poses, const T* activations,
-                   const T* weights, const S* bias, const S* linear, const S* precision,
-                   const S* center, const S* prior, const S* mass, const S* first,
-                   T* grad_poses, T* grad_activations, T* grad_weights, S* grad_bias,
-                   S* grad_linear, S* grad_precision, S* grad_center, S* grad_prior,
-                   void* workspace) {
-          const Operands<T> operands(p, poses, activations, weights, bias, linear,
-                                     precision, center, prior);
-          const Moments<const S> grads(p, grad_mass, grad_first, grad_second);
-          const Moments<const S> moments(p, mass, first, nullptr);
-          const Gradients<T> out(p, grad_poses, grad_activations, grad_weights,
-                                 grad_bias, grad_linear, grad_precision, grad_center,
-                                 grad_prior);
-          const auto run = [&](const Problem& part, int64_t from, bool) {
-            const Inputs in = MakeInputs<T>(part, operands.From(p, from));
-            const Moments<const S> mine = grads.From(p, from);
-            const Gradient grad{mine.mass, mine.first, mine.second};
-            return Differentiate<Path, T>(exec, in, grad, moments.From(p, from),
-                                          out.From(p, from), parts, from == 0,
-                                          workspace);
-          };
-          CAPSOPS_RETURN_IF_ERROR(ForEachSlice(p, parts.samples, run));
+    return PlanGradientSlices<T>(
+        p, parts.samples, parts.size,
+        [parts](const GpuExec& exec, const Problem& p, bool first, bool,
+                const Operands<T>& operands, const Moments<const S>& grad,
+                const Moments<const S>& moments, const Gradients<T>& to,
+                void* workspace) {
+          return Differentiate<Path, T>(exec, MakeInputs<T>(p, operands),
+                                        {grad.mass, grad.first, grad.second}, moments,
+                                        to, parts, first, workspace);
+        },
+        [p, parts](const GpuExec& exec, const Gradients<T>& to, void* workspace) {
           return SumParts(exec, Backward::kName, p, parts.parts,
                           Workspace::In<const float>(workspace, parts.weights),
                           Workspace::In<const float>(workspace, parts.prior),
-                          out.weights, out.prior);
+                          to.weights, to.prior);
         });
   }
   return {};

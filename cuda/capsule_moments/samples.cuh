@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Slices a batch into several problems of fewer samples, so that the workspace does not
-// grow with the batch.
+// Plans that slice a batch into several problems of fewer samples, so that the
+// workspace does not grow with the batch.
 #pragma once
 
 #include <algorithm>
@@ -53,14 +53,64 @@ struct Gradients {
     Gradients from = *this;
     const int64_t capsules = sample * p.in_height * p.in_width * p.in_channels;
     const int64_t parents = sample * p.out_height * p.out_width * p.out_channels;
-    Advance(&from.poses, capsules * p.pose_rows * p.pose_inner);
-    Advance(&from.activations, capsules);
-    Advance(&from.statistics.bias, parents);
-    Advance(&from.statistics.linear, parents * VoteSize(p));
-    Advance(&from.statistics.precision, parents * VoteSize(p));
-    Advance(&from.statistics.center, parents * VoteSize(p));
+    StatisticGradients<S>& s = from.statistics;
+    Advance(capsules * p.pose_rows * p.pose_inner, &from.poses);
+    Advance(capsules, &from.activations);
+    Advance(parents, &s.bias);
+    Advance(parents * VoteSize(p), &s.linear, &s.precision, &s.center);
     return from;
   }
 };
+
+// Plans run(exec, part, in, out, workspace) for slices of `samples` samples, with the
+// operands and the moments of a slice.
+template <typename T, typename Run, typename S = Statistic<T>>
+ForwardPlan<GpuExec, T> PlanSlices(const Problem& p, int64_t samples, int64_t bytes,
+                                   const Run& run) {
+  return ForwardPlan<GpuExec, T>::Make(
+      bytes,
+      [=](const GpuExec& exec, const T* poses, const T* activations, const T* weights,
+          const S* bias, const S* linear, const S* precision, const S* center,
+          const S* prior, S* mass, S* first, S* second, void* workspace) {
+        const Operands<T> in(p, poses, activations, weights, bias, linear, precision,
+                             center, prior);
+        const Moments<S> out(p, mass, first, second);
+        return ForEachSlice(p, samples, [&](const Problem& part, int64_t from, bool) {
+          return run(exec, part, in.From(p, from), out.From(p, from), workspace);
+        });
+      });
+}
+
+// Plans run(exec, part, first, last, in, grad, moments, out, workspace) for slices,
+// with the gradients of the moments and the moments; `first` and `last` tell whether a
+// slice is the batch's first or last. Then calls finish(exec, out, workspace).
+template <typename T, typename Run, typename Finish, typename S = Statistic<T>>
+BackwardPlan<GpuExec, T> PlanGradientSlices(const Problem& p, int64_t samples,
+                                            int64_t bytes, const Run& run,
+                                            const Finish& finish) {
+  return BackwardPlan<GpuExec, T>::Make(
+      bytes,
+      [=](const GpuExec& exec, const S* grad_mass, const S* grad_first,
+          const S* grad_second, const T* poses, const T* activations, const T* weights,
+          const S* bias, const S* linear, const S* precision, const S* center,
+          const S* prior, const S* mass, const S* first, T* grad_poses,
+          T* grad_activations, T* grad_weights, S* grad_bias, S* grad_linear,
+          S* grad_precision, S* grad_center, S* grad_prior,
+          void* workspace) -> LaunchError {
+        const Operands<T> in(p, poses, activations, weights, bias, linear, precision,
+                             center, prior);
+        const Moments<const S> grad(p, grad_mass, grad_first, grad_second);
+        const Moments<const S> moments(p, mass, first, nullptr);
+        const Gradients<T> out(p, grad_poses, grad_activations, grad_weights, grad_bias,
+                               grad_linear, grad_precision, grad_center, grad_prior);
+        CAPSOPS_RETURN_IF_ERROR(
+            ForEachSlice(p, samples, [&](const Problem& part, int64_t from, bool last) {
+              return run(exec, part, from == 0, last, in.From(p, from),
+                         grad.From(p, from), moments.From(p, from), out.From(p, from),
+                         workspace);
+            }));
+        return finish(exec, out, workspace);
+      });
+}
 
 }  // namespace capsops::capsule_moments

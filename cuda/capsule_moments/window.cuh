@@ -12,10 +12,10 @@
 
 namespace capsops::capsule_moments {
 
-// Advances a pointer, unless it is null.
-template <typename E>
-void Advance(E** pointer, int64_t by) {
-  if (*pointer != nullptr) *pointer += by;
+// Advances pointers that are not null.
+template <typename... E>
+void Advance(int64_t by, E**... pointers) {
+  ((*pointers = *pointers != nullptr ? *pointers + by : nullptr), ...);
 }
 
 // Inputs of every plan. Absent tensors are null.
@@ -42,12 +42,10 @@ struct Operands {
     Operands from = *this;
     const int64_t capsules = sample * p.in_height * p.in_width * p.in_channels;
     const int64_t parents = sample * p.out_height * p.out_width * p.out_channels;
-    Advance(&from.poses, capsules * p.pose_rows * p.pose_inner);
-    Advance(&from.activations, capsules);
-    Advance(&from.bias, parents);
-    Advance(&from.linear, parents * VoteSize(p));
-    Advance(&from.precision, parents * VoteSize(p));
-    Advance(&from.center, parents * VoteSize(p));
+    Advance(capsules * p.pose_rows * p.pose_inner, &from.poses);
+    Advance(capsules, &from.activations);
+    Advance(parents, &from.bias);
+    Advance(parents * VoteSize(p), &from.linear, &from.precision, &from.center);
     return from;
   }
 };
@@ -55,8 +53,9 @@ struct Operands {
 // The three moments. Tensors beyond the order are null.
 template <typename S>
 struct Moments {
-  S *mass, *first, *second;
+  S *mass = nullptr, *first = nullptr, *second = nullptr;
 
+  Moments() = default;
   Moments(const Problem& p, S* mass, S* first, S* second)
       : mass(mass),
         first(p.order >= 1 ? first : nullptr),
@@ -65,9 +64,8 @@ struct Moments {
   Moments From(const Problem& p, int64_t sample) const {
     Moments from = *this;
     const int64_t parents = sample * p.out_height * p.out_width * p.out_channels;
-    Advance(&from.mass, parents);
-    Advance(&from.first, parents * VoteSize(p));
-    Advance(&from.second, parents * VoteSize(p));
+    Advance(parents, &from.mass);
+    Advance(parents * VoteSize(p), &from.first, &from.second);
     return from;
   }
 };

@@ -43,11 +43,10 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
 
 // Launches one pass, and the split-K reduction if blocks share groups.
 template <Kind kKind, int Q>
-LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
-                 const Gradient& grad, Results out) {
+LaunchError PassOfKind(const GpuExec& exec, const char* name, const Inputs& in,
+                       const Gradient& grad, const Results& out) {
   const Problem& p = in.p;
   const Division d = Divide(p, exec, BlocksPerSm(kKind, p));
-  out.kind = kKind;
   constexpr bool kSums = kKind != Kind::kScales && kKind != Kind::kDots;
   LaunchError error;
   if (p.has_linear || kKind == Kind::kDots) {
@@ -61,7 +60,7 @@ LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
   }
   const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
   if (!error.empty() || !kSums || whole) return error;
-  return Launch(name, FinishKernel, dim3(d.groups, kSize), kThreads, 0, exec, in, d,
+  return Launch(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0, exec, in, d,
                 grad, out);
 }
 
@@ -96,50 +95,24 @@ struct Path {
                                                 CeilDivide(d.positions, kPerStep)));
   }
 
-  static LaunchError Scales(const GpuExec& exec, const char* name, const Inputs& in,
-                            float2* scales) {
-    Results out{};
-    out.scales = scales;
-    return WithQ(
-        in.p, [&](auto q) { return Pass<Kind::kScales, q>(exec, name, in, {}, out); });
-  }
-  static LaunchError Dots(const GpuExec& exec, const char* name, const Inputs& in,
-                          const Gradient& grad, float2*, float* dots) {
-    Results out{};
-    out.dots = dots;
-    return WithQ(
-        in.p, [&](auto q) { return Pass<Kind::kDots, q>(exec, name, in, grad, out); });
-  }
-
-  static LaunchError Sum(const GpuExec& exec, const char* name, const Inputs& in,
-                         const Moments<float>& to, float* partial) {
-    Results out{};
-    out.mass = to.mass, out.first = to.first, out.second = to.second;
-    out.partial = partial;
+  static LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
+                          const Gradient& grad, const Results& out) {
     return WithQ(in.p, [&](auto q) {
-      if (in.p.order == 2) return Pass<Kind::kSecond, q>(exec, name, in, {}, out);
-      return Pass<Kind::kFirst, q>(exec, name, in, {}, out);
+      const auto launch = out.scales != nullptr ? PassOfKind<Kind::kScales, q>
+                          : out.dots != nullptr ? PassOfKind<Kind::kDots, q>
+                          : out.gradients       ? PassOfKind<Kind::kStatistics, q>
+                          : in.p.order == 2     ? PassOfKind<Kind::kSecond, q>
+                                                : PassOfKind<Kind::kFirst, q>;
+      return launch(exec, name, in, grad, out);
     });
   }
 
-  static LaunchError Differentiate(const GpuExec& exec, const char* name,
-                                   const Inputs& in, const Gradient& grad,
-                                   const Moments<const float>& moments,
-                                   const StatisticGradients<float>& to,
-                                   const Rows& rows, int parts, float* partial) {
-    Results out{};
-    out.bias = to.bias, out.linear = to.linear;
-    out.precision = to.precision, out.center = to.center;
-    out.given_mass = moments.mass, out.given_first = moments.first;
-    out.state = rows.state, out.activations = rows.activations;
-    out.partial = partial;
-    const VoteSums sums{rows.state, rows.poses, rows.weights, rows.prior,
-                        rows.overwrite};
+  static LaunchError Votes(const GpuExec& exec, const char* name, const Inputs& in,
+                           const Gradient& grad, const VoteSums& sums, int parts) {
     const Division d = Divide(in.p, exec, 1);
     const dim3 grid(CeilDivide(d.children, d.windows), parts);
-    return WithQ(in.p, [&](auto q) -> LaunchError {
-      CAPSOPS_RETURN_IF_ERROR(Pass<Kind::kStatistics, q>(exec, name, in, grad, out));
-      const auto launch = [&](auto linear) -> LaunchError {
+    return WithQ(in.p, [&](auto q) {
+      const auto launch = [&](auto linear) {
         constexpr auto kKernel = VoteKernel<linear, q>;
         const int shared = 2 * WindowStageSize<linear, q>(d) * sizeof(float);
         return Launch<kKernel>(name, grid, kThreads, shared, exec, in, d, grad, sums);

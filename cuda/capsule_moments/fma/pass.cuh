@@ -49,40 +49,6 @@ struct Division {
   }
 };
 
-// Outputs of a pass. `partial` is [2 blocks][kSums][kThreads].
-struct Results {
-  Kind kind;
-  float *mass, *first, *second;               // kFirst, kSecond
-  float *bias, *linear, *precision, *center;  // kStatistics
-  const float *given_mass, *given_first;      // the moments, for center
-  float2* scales;
-  float* dots;
-  RowState* state;
-  float* activations;
-  float* partial;
-};
-
-// Writes number `h` of a parent's results from its sums; for h = 0 also the scalar.
-__device__ inline void Finish(const Inputs& in, const Gradient& grad,
-                              const Results& out, int64_t parent, int h, float sum,
-                              float first, float second) {
-  const int64_t at = parent * kSize + h;
-  if (out.kind == Kind::kStatistics) {
-    if (h == 0 && out.bias != nullptr) out.bias[parent] = sum;
-    if (out.linear != nullptr) out.linear[at] = first + At(in.center, at) * sum;
-    if (out.precision != nullptr) out.precision[at] = -0.5f * second;
-    if (out.center != nullptr) {
-      out.center[at] = At(in.precision, at) * first -
-                       out.given_mass[parent] * At(grad.first, at) -
-                       2 * At(out.given_first, at) * At(grad.second, at);
-    }
-  } else {
-    if (h == 0) out.mass[parent] = sum;
-    if (out.first != nullptr) out.first[at] = first;
-    if (out.second != nullptr) out.second[at] = second;
-  }
-}
-
 template <int Q>
 struct Stage {
   float* weights;   // [kChunk][outs][kWeightStep]
@@ -253,8 +219,10 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
     if (chunk0 == 0 && chunk1 == d.chunks) {
       if (!mine) continue;
 #pragma unroll
-      for (int h = 0; h < kSize; ++h) {
-        Finish(in, grad, out, parent, h, sum, first[h], second[h]);
+      for (int h = 0; h < kSize; h += 4) {
+        using Four = const float (&)[4];
+        Finish(in, grad, out, kIsGradient(kKind), parent, h, sum,
+               reinterpret_cast<Four>(first[h]), reinterpret_cast<Four>(second[h]));
       }
     } else {
       const int64_t slot =
@@ -270,26 +238,31 @@ __global__ void __launch_bounds__(kThreads, kIsGradient(kKind) || kLinear ? 1 : 
   }
 }
 
-// Adds the partial sums of each group that several blocks share. Block (x, y) does
-// number y of the votes of group x's parents.
+// Adds the partial sums of each group that several blocks share. Block (x, y) does four
+// numbers, from 4 y on, of the votes of group x's parents.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
-  const int group = blockIdx.x, h = blockIdx.y;
+  const int group = blockIdx.x, h = blockIdx.y * 4;
   const int block0 = d.BlockOf(int64_t{group} * d.chunks);
   const int block1 = d.BlockOf(int64_t{group + 1} * d.chunks - 1);
   const int position = group * d.windows + threadIdx.x / d.lanes;
   const int o = threadIdx.x % d.lanes;
   if (block0 == block1 || position >= d.positions || o >= d.outs) return;
-  float sum = 0, first = 0, second = 0;
+  const bool has_second = out.gradients || in.p.order == 2;
+  float sum = 0, first[4] = {}, second[4] = {};
   for (int block = block0; block <= block1; ++block) {
     const int64_t slot =
         int64_t{2} * block + (d.First(block) / d.chunks == group ? 0 : 1);
     const float* const partial = out.partial + slot * kSums * kThreads + threadIdx.x;
     sum += partial[0];
-    first += partial[(1 + h) * kThreads];
-    if (out.kind != Kind::kFirst) second += partial[(1 + kSize + h) * kThreads];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      first[e] += partial[(1 + h + e) * kThreads];
+      if (has_second) second[e] += partial[(1 + kSize + h + e) * kThreads];
+    }
   }
-  Finish(in, grad, out, int64_t{position} * d.outs + o, h, sum, first, second);
+  Finish(in, grad, out, out.gradients, int64_t{position} * d.outs + o, h, sum, first,
+         second);
 }
 
 }  // namespace capsops::capsule_moments::fma

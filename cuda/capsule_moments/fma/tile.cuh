@@ -25,18 +25,6 @@ constexpr int kPoseRow = (Q + 3) / 4 * 4;
 template <int Q>
 constexpr int kPoseStep = kSide * kPoseRow<Q> + 4;
 
-// Calls visit(pointer) with the elements' type.
-template <typename Visit>
-__device__ void WithElements(Element element, const void* from, const Visit& visit) {
-  if (element == Element::kFloat) {
-    visit(static_cast<const float*>(from));
-  } else if (element == Element::kHalf) {
-    visit(static_cast<const __half*>(from));
-  } else {
-    visit(static_cast<const __nv_bfloat16*>(from));
-  }
-}
-
 // Starts the copy of row `row`, of Q elements, to shared memory.
 template <int Q>
 __device__ void StageRow(Element element, const void* tensor, int64_t row, float* to) {
@@ -48,9 +36,10 @@ __device__ void StageRow(Element element, const void* tensor, int64_t row, float
       __pipeline_memcpy_async(to + q, from + q, kStep * sizeof(float));
     }
   } else {
-    WithElements(element, tensor, [&](const auto* from) {
+    WithElements(element, [&](auto zero) {
+      const auto* const from = static_cast<const decltype(zero)*>(tensor) + row * Q;
 #pragma unroll
-      for (int q = 0; q < Q; ++q) to[q] = Widen(from[row * Q + q]);
+      for (int q = 0; q < Q; ++q) to[q] = Widen(from[q]);
     });
   }
 }

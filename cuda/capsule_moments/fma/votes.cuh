@@ -37,14 +37,6 @@ __host__ __device__ int WindowStageSize(const Division& d) {
   return kPerStep * (d.outs * kParentStep<kLinear> + d.windows * (kPoseStep<Q> + 4));
 }
 
-// Further inputs and the outputs of VoteKernel: pose gradients of rows, and partial
-// gradients of weights and prior, to which it adds unless `overwrite`.
-struct VoteSums {
-  const RowState* state;
-  float *poses, *weights, *prior;
-  bool overwrite;
-};
-
 // Starts the copies of kPerStep windows. Here d.windows counts the block's children.
 template <bool kLinear, int Q>
 __device__ void FillWindows(const Inputs& in, const Division& d, const Gradient& grad,
@@ -135,7 +127,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int64_t end = int64_t{blockIdx.y + 1} * d.positions / gridDim.y;
   const int64_t part = int64_t{blockIdx.y} * d.children * d.outs + matrix;
   float weights[Q * kSide], sums[Q * kSide] = {}, prior_sum = 0;
-  WithElements(in.element, in.weights, [&](const auto* from) {
+  WithElements(in.element, [&](auto zero) {
+    const auto* const from = static_cast<const decltype(zero)*>(in.weights);
 #pragma unroll
     for (int e = 0; e < Q * kSide; ++e) {
       weights[e] = mine ? Widen(from[matrix * Q * kSide + e]) : 0;

@@ -44,7 +44,7 @@ inline int64_t SamplesPerSlice(const Problem& p, int64_t bytes) {
 template <typename T, typename S = Statistic<T>>
 LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
                   const Operands<T>& in, const Moments<const S>& grad, S* shares,
-                  S* dq) {
+                  S* dq = nullptr) {
   const int64_t votes = p.batch * SampleVotes(p);
   const LaunchError error = Launch(name, LogitKernel<T>, Blocks(votes), kThreads, 0,
                                    exec, p, in, grad, shares, dq);
@@ -57,26 +57,14 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using S = Statistic<T>;
   const int64_t samples = SamplesPerSlice(p, sizeof(S));
-  return ForwardPlan<GpuExec, T>::Make(
-      samples * SampleVotes(p) * sizeof(S),
-      [p, samples](const GpuExec& exec, const T* poses, const T* activations,
-                   const T* weights, const S* bias, const S* linear, const S* precision,
-                   const S* center, const S* prior, S* mass, S* first, S* second,
-                   void* workspace) {
-        const Operands<T> all(p, poses, activations, weights, bias, linear, precision,
-                              center, prior);
-        const Moments<S> out(p, mass, first, second);
+  return PlanSlices<T>(
+      p, samples, samples * SampleVotes(p) * sizeof(S),
+      [](const GpuExec& exec, const Problem& p, const Operands<T>& in,
+         const Moments<S>& out, void* workspace) -> LaunchError {
         S* const shares = static_cast<S*>(workspace);
-        return ForEachSlice(
-            p, samples, [&](const Problem& part, int64_t from, bool) -> LaunchError {
-              const Operands<T> in = all.From(p, from);
-              const Moments<const S> none(p, nullptr, nullptr, nullptr);
-              CAPSOPS_RETURN_IF_ERROR(Share<T>(exec, Forward::kName, part, in, none,
-                                               shares, static_cast<S*>(nullptr)));
-              return Launch(Forward::kName, MomentKernel<T>,
-                            Blocks(ParentNumbers(part)), kThreads, 0, exec, part, in,
-                            shares, out.From(p, from));
-            });
+        CAPSOPS_RETURN_IF_ERROR(Share<T>(exec, Forward::kName, p, in, {}, shares));
+        return Launch(Forward::kName, MomentKernel<T>, Blocks(ParentNumbers(p)),
+                      kThreads, 0, exec, p, in, shares, out);
       });
 }
 
@@ -89,9 +77,7 @@ SharesPlan<GpuExec, T> PlanShares(const GpuExec&, const Problem& p) {
              const S* center, const S* prior, S* shares, void*) {
         const Operands<T> in(p, poses, activations, weights, bias, linear, precision,
                              center, prior);
-        const Moments<const S> none(p, nullptr, nullptr, nullptr);
-        return Share<T>(exec, Shares::kName, p, in, none, shares,
-                        static_cast<S*>(nullptr));
+        return Share<T>(exec, Shares::kName, p, in, {}, shares);
       });
 }
 
@@ -135,30 +121,17 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   const int64_t weights =
       samples < p.batch ? Children(p) * p.out_channels * p.pose_inner * p.pose_columns
                         : 0;
-  return BackwardPlan<GpuExec, T>::Make(
-      (2 * votes + weights) * sizeof(S),
-      [p, samples, votes](
-          const GpuExec& exec, const S* grad_mass, const S* grad_first,
-          const S* grad_second, const T* poses, const T* activations, const T* weights,
-          const S* bias, const S* linear, const S* precision, const S* center,
-          const S* prior, const S* mass, const S* first, T* grad_poses,
-          T* grad_activations, T* grad_weights, S* grad_bias, S* grad_linear,
-          S* grad_precision, S* grad_center, S* grad_prior, void* workspace) {
-        const Operands<T> in(p, poses, activations, weights, bias, linear, precision,
-                             center, prior);
-        const Moments<const S> grad(p, grad_mass, grad_first, grad_second);
-        const Moments<const S> moments(p, mass, first, nullptr);
-        const Gradients<T> out(p, grad_poses, grad_activations, grad_weights, grad_bias,
-                               grad_linear, grad_precision, grad_center, grad_prior);
+  return PlanGradientSlices<T>(
+      p, samples, (2 * votes + weights) * sizeof(S),
+      [votes](const GpuExec& exec, const Problem& p, bool first, bool last,
+              const Operands<T>& in, const Moments<const S>& grad,
+              const Moments<const S>& moments, const Gradients<T>& out,
+              void* workspace) {
         S* const shares = static_cast<S*>(workspace);
-        return ForEachSlice(
-            p, samples, [&](const Problem& part, int64_t from, bool last) {
-              return Differentiate<T>(exec, part, from == 0, last, in.From(p, from),
-                                      grad.From(p, from), moments.From(p, from),
-                                      out.From(p, from), shares, shares + votes,
-                                      shares + 2 * votes);
-            });
-      });
+        return Differentiate<T>(exec, p, first, last, in, grad, moments, out, shares,
+                                shares + votes, shares + 2 * votes);
+      },
+      [](const GpuExec&, const Gradients<T>&, void*) { return LaunchError(); });
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

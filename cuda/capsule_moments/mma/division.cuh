@@ -54,48 +54,6 @@ struct ThreadCoord {
   }
 };
 
-// Outputs of a pass, null if not wanted. With `scales` a pass writes only scales and
-// dots. `partial` is [Slots()][kSums][kThreads].
-struct Results {
-  bool gradients;
-  float *mass, *first, *second;
-  float *bias, *linear, *precision, *center;  // set if `gradients`
-  const float *given_mass, *given_first;      // moments that `center` reads
-  float2* scales;      // {max, scale} of the logits of each row [position, k]
-  float* dots;         // sum of share dr over each row; only with `scales`
-  RowState* state;     // state per row
-  float* activations;  // sum of share dq over each row
-  float* poses;        // pose gradient per row
-  float* partial;
-};
-
-// Writes four numbers, from `h` on, of a parent's results from its sums; with h = 0
-// also the scalar result.
-__device__ inline void Finish(const Inputs& in, const Gradient& grad,
-                              const Results& out, int64_t parent, int h, float sum,
-                              const float (&first)[4], const float (&second)[4]) {
-  const int64_t from = parent * kSize + h;
-  const auto write = [&](float* to, const auto& number) {
-    if (to == nullptr) return;
-    *reinterpret_cast<float4*>(to + from) = {number(0), number(1), number(2),
-                                             number(3)};
-  };
-  float* const mass = out.gradients ? out.bias : out.mass;
-  if (h == 0 && mass != nullptr) mass[parent] = sum;
-  if (out.gradients) {
-    write(out.linear, [&](int e) { return first[e] + At(in.center, from + e) * sum; });
-    write(out.precision, [&](int e) { return -0.5f * second[e]; });
-    write(out.center, [&](int e) {
-      return At(in.precision, from + e) * first[e] -
-             out.given_mass[parent] * At(grad.first, from + e) -
-             2 * At(out.given_first, from + e) * At(grad.second, from + e);
-    });
-  } else {
-    write(out.first, [&](int e) { return first[e]; });
-    write(out.second, [&](int e) { return second[e]; });
-  }
-}
-
 template <int Q>
 struct StageView {
   float* weights;   // [kChunk][outs][Q][4]

@@ -59,11 +59,10 @@ LaunchError WithTile(const Problem& p, const GpuExec& exec, const Run& run) {
 
 // Launches one pass, and the split-K reduction if blocks share groups.
 template <bool kGradient>
-LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
-                 const Gradient& grad, Results out) {
+LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
+                       const Gradient& grad, const Results& out) {
   const Problem& p = in.p;
   const Division d = Divide(p, exec, kGradient || p.has_linear ? 1 : 2);
-  out.gradients = kGradient;
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
     constexpr auto kKernel = PassKernel<kGradient, second, logit, q>;
     const int shared = SharedSize<kGradient, q>(d) * sizeof(float);
@@ -113,40 +112,14 @@ struct Path {
                                                 CeilDivide(d.positions, kFour)));
   }
 
-  static LaunchError Scales(const GpuExec& exec, const char* name, const Inputs& in,
-                            float2* scales) {
-    Results out{};
-    out.scales = scales;
-    return Pass<false>(exec, name, in, {}, out);
-  }
-  static LaunchError Dots(const GpuExec& exec, const char* name, const Inputs& in,
-                          const Gradient& grad, float2* scales, float* dots) {
-    Results out{};
-    out.scales = scales, out.dots = dots;
-    return Pass<true>(exec, name, in, grad, out);
+  static LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
+                          const Gradient& grad, const Results& out) {
+    const auto launch = out.gradients ? LaunchPass<true> : LaunchPass<false>;
+    return launch(exec, name, in, grad, out);
   }
 
-  static LaunchError Sum(const GpuExec& exec, const char* name, const Inputs& in,
-                         const Moments<float>& to, float* partial) {
-    Results out{};
-    out.mass = to.mass, out.first = to.first, out.second = to.second;
-    out.partial = partial;
-    return Pass<false>(exec, name, in, {}, out);
-  }
-
-  static LaunchError Differentiate(const GpuExec& exec, const char* name,
-                                   const Inputs& in, const Gradient& grad,
-                                   const Moments<const float>& moments,
-                                   const StatisticGradients<float>& to,
-                                   const Rows& rows, int parts, float* partial) {
-    Results out{};
-    out.bias = to.bias, out.linear = to.linear;
-    out.precision = to.precision, out.center = to.center;
-    out.given_mass = moments.mass, out.given_first = moments.first;
-    out.state = rows.state, out.activations = rows.activations, out.poses = rows.poses;
-    out.partial = partial;
-    CAPSOPS_RETURN_IF_ERROR(Pass<true>(exec, name, in, grad, out));
-    const WeightSums sums{rows.state, rows.weights, rows.prior, rows.overwrite};
+  static LaunchError Votes(const GpuExec& exec, const char* name, const Inputs& in,
+                           const Gradient& grad, const VoteSums& sums, int parts) {
     const Division d = Divide(in.p, exec, 1);
     const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       using TileOf = Tile<second, logit, q, small>;

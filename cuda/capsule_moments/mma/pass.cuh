@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       if (mine && chunk0 == 0) {
         const float none[4] = {};
         for (int h = 0; h < kSize; h += 4)
-          Finish(in, grad, out, parent, h, 0, none, none);
+          Finish(in, grad, out, out.gradients, parent, h, 0, none, none);
       }
       continue;
     }
@@ -317,7 +317,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           partial[(1 + kSize + h + e) * kThreads] = seconds[e];
         }
       }
-      if (whole && mine) Finish(in, grad, out, parent, h, sum, firsts, seconds);
+      if (whole && mine)
+        Finish(in, grad, out, out.gradients, parent, h, sum, firsts, seconds);
     }
   }
 }
@@ -345,8 +346,8 @@ __global__ void __launch_bounds__(kThreads)
       second[e] += partial[(1 + kSize + h + e) * kThreads];
     }
   }
-  Finish(in, grad, out, int64_t{position} * d.outs + coord.parent, h, sum, first,
-         second);
+  Finish(in, grad, out, out.gradients, int64_t{position} * d.outs + coord.parent, h,
+         sum, first, second);
 }
 
 }  // namespace capsops::capsule_moments::mma

@@ -21,18 +21,6 @@ namespace capsops::capsule_moments::mma {
 constexpr int kWarps = kThreads / kLanes;
 constexpr int kEight = 8, kFour = 4;  // a warp's 32 pairs are 8 x 4
 
-// Calls visit(N{}) with the elements' type N.
-template <typename Visit>
-__device__ void WithElements(Element element, const Visit& visit) {
-  if (element == Element::kFloat) {
-    visit(0.0f);
-  } else if (element == Element::kHalf) {
-    visit(__half{});
-  } else {
-    visit(__nv_bfloat16{});
-  }
-}
-
 // Loads 16 numbers of a parent's tensor times `factor`. Absent tensors load as zeros;
 // kPresent skips that check.
 template <bool kPresent>

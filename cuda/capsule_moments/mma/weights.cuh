@@ -72,14 +72,6 @@ struct Tile {
   }
 };
 
-// Further inputs of WeightKernel, and its outputs: partial sums over windows of the
-// gradients of weights and prior, to which it adds unless `overwrite`.
-struct WeightSums {
-  const RowState* state;
-  float *weights, *prior;
-  bool overwrite;
-};
-
 // Starts the copies of the statistics of four windows, from `first` on. Skips absent
 // tensors. Windows from `end` on have no children: they read the last window's.
 template <typename TileOf, bool kSecond, int kLogit>

@@ -23,15 +23,17 @@ LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
   return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
 }
 
-// Calls run(S{}, in_dim) with the kernels' element type, and with in_dim as a constant
-// if kernels are specialized for it, else 0.
+// Calls run(S{}, spills, in_dim) with the kernels' element type and compile-time
+// parameters. in_dim is 0 if kernels are not specialized for it.
 template <typename T, typename Run>
-LaunchError WithElements(const Sizes& z, bool spills, const Run& run) {
+LaunchError WithKernel(const Sizes& z, bool spills, const Run& run) {
+  using Any = std::integral_constant<int, 0>;
   const auto run_with = [&](auto element) {
-    if (!spills && z.out_dim % kBlockD == 0 && z.in_dim == 8) {
-      return run(element, std::integral_constant<int, 8>());
+    if (spills) return run(element, std::true_type(), Any());
+    if (z.out_dim % kBlockD == 0 && z.in_dim == 8) {
+      return run(element, std::false_type(), std::integral_constant<int, 8>());
     }
-    return run(element, std::integral_constant<int, 0>());
+    return run(element, std::false_type(), Any());
   };
   if constexpr (!std::is_same_v<T, double>) {
     if (z.split) return run_with(Split<CudaType<T>>{});
@@ -48,47 +50,30 @@ S* As(T* tensor) {
   return reinterpret_cast<S*>(tensor);
 }
 
-template <typename S, Pass kPass, bool kSpills, int kK, typename T,
-          typename A = Accumulator<T>>
-LaunchError RunPassOf(const GpuExec& exec, const char* name,
-                      const PassTiling<A>& tiling, const T* input, const T* weights,
-                      const T* logits, const A* vectors, A* partial, T* coefficients,
-                      Moments<A>* moments, A* scratch) {
-  constexpr auto kernel = PassKernel<S, A, kPass, kSpills, kK>;
-  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kernel>(exec, name));
-  const dim3 grid(tiling.groups, tiling.slices);
-  constexpr int kThreads = kPassWarps * kLanes;
-  if constexpr (kPass == Pass::kFirst) {
-    // No kernel of this call comes before.
-    return Launch(name, kernel, grid, kThreads, tiling.shared(), exec, tiling.z,
-                  tiling.cut, As<S>(input), As<S>(weights), As<S>(logits), vectors,
-                  partial, As<S>(coefficients), moments, scratch, tiling.elements);
-  } else {
-    return LaunchDependent(name, kernel, grid, kThreads, tiling.shared(), exec,
-                           tiling.z, tiling.cut, As<S>(input), As<S>(weights),
-                           As<S>(logits), vectors, partial, As<S>(coefficients),
-                           moments, scratch, tiling.elements);
-  }
-}
-
-template <typename T, Pass kPass, typename A = Accumulator<T>>
+template <Pass kPass, typename T, typename A = Accumulator<T>>
 LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& tiling,
                     const T* input, const T* weights, const T* logits, const A* vectors,
-                    A* partial, T* coefficients, Moments<A>* moments, A* scratch) {
-  const auto run = [&](auto element, auto in_dim) {
-    using S = decltype(element);
-    if constexpr (in_dim == 0) {
-      if (tiling.spills) {
-        return RunPassOf<S, kPass, true, 0>(exec, name, tiling, input, weights, logits,
-                                            vectors, partial, coefficients, moments,
-                                            scratch);
-      }
-    }
-    return RunPassOf<S, kPass, false, in_dim>(exec, name, tiling, input, weights,
-                                              logits, vectors, partial, coefficients,
-                                              moments, scratch);
-  };
-  return WithElements<T>(tiling.z, tiling.spills, run);
+                    A* partial, A* scratch, T* coefficients = nullptr,
+                    Moments<A>* moments = nullptr) {
+  const dim3 grid(tiling.groups, tiling.slices);
+  return WithKernel<T>(
+      tiling.z, tiling.spills, [&](auto element, auto spills, auto in_dim) {
+        using S = decltype(element);
+        constexpr auto kKernel = PassKernel<S, A, kPass, spills, in_dim>;
+        const auto launch = [&](auto... arguments) {
+          constexpr int kThreads = kPassWarps * kLanes;
+          if constexpr (kPass == Pass::kFirst) {  // no kernel of this call comes before
+            return Launch<kKernel>(name, grid, kThreads, tiling.shared(), exec,
+                                   arguments...);
+          } else {
+            return LaunchDependent<kKernel>(name, grid, kThreads, tiling.shared(), exec,
+                                            arguments...);
+          }
+        };
+        return launch(tiling.z, tiling.cut, As<S>(input), As<S>(weights), As<S>(logits),
+                      vectors, partial, As<S>(coefficients), moments, scratch,
+                      tiling.elements);
+      });
 }
 
 // Workspace: V, partial sums, and the blocks' scratch.
@@ -99,38 +84,36 @@ LaunchError Forward(const GpuExec& exec, const PassTiling<A>& tiling,
   const Sizes& z = tiling.z;
   A* const v = static_cast<A*>(workspace);
   A* const partial = v + z.length;
-  LaunchError error;
-  for (int64_t r = 0; r < iterations && error.empty(); ++r) {
-    const auto run = [&](auto pass) {
-      return RunPass<T, pass>(exec, kForwardName, tiling, input, weights, logits, v,
-                              partial, static_cast<T*>(nullptr),
-                              static_cast<Moments<A>*>(nullptr),
-                              partial + tiling.slices * z.length);
-    };
-    error = r == 0 ? run(std::integral_constant<Pass, Pass::kFirst>())
-                   : run(std::integral_constant<Pass, Pass::kSums>());
-    if (!error.empty()) break;
-    error = LaunchDependent(kForwardName, FinishKernel<CudaType<T>, A>, tiling.cells(),
-                            kFinishWarps * kLanes, 0, exec, z, tiling.slices, partial,
-                            r == 0, v, sums + r * z.batch * z.out_caps * z.out_dim,
-                            r + 1 == iterations ? output : nullptr);
+  for (int64_t r = 0; r < iterations; ++r) {
+    const auto run = r == 0 ? RunPass<Pass::kFirst, T> : RunPass<Pass::kSums, T>;
+    CAPSOPS_RETURN_IF_ERROR(run(exec, kForwardName, tiling, input, weights, logits, v,
+                                partial, partial + tiling.slices * z.length, nullptr,
+                                nullptr));
+    CAPSOPS_RETURN_IF_ERROR(LaunchDependent(kForwardName, FinishKernel<CudaType<T>, A>,
+                                            tiling.cells(), kFinishWarps * kLanes, 0,
+                                            exec, z, tiling.slices, partial, r == 0, v,
+                                            sums + r * z.batch * z.out_caps * z.out_dim,
+                                            r + 1 == iterations ? output : nullptr));
   }
-  return error;
+  return {};
 }
 
-template <typename S, bool kSpills, int kK, typename T, typename A = Accumulator<T>>
+template <typename T, typename A = Accumulator<T>>
 LaunchError RunGradients(const GpuExec& exec, const GradientsTiling<T, A>& tiling,
                          const T* input, const T* weights, const T* logits,
                          const A* vectors, const Moments<A>* moments, const Caps& caps,
                          T* grad_input, T* grad_weights, T* grad_logits, A* scratch) {
-  constexpr auto kernel = GradientsKernel<S, A, kSpills, kK>;
   const int64_t blocks =
       std::min(tiling.blocks, CeilDivide(caps.count, tiling.layout.tile_caps));
-  return LaunchDependent<kernel>(
-      kBackwardName, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
-      tiling.layout, caps, As<S>(input), As<S>(weights), As<S>(logits), vectors,
-      moments, As<S>(grad_input), As<S>(grad_weights), As<S>(grad_logits), scratch,
-      scratch + (kSpills ? tiling.blocks * tiling.layout.size : 0));
+  return WithKernel<T>(
+      tiling.z, tiling.spills, [&](auto element, auto spills, auto in_dim) {
+        using S = decltype(element);
+        return LaunchDependent<GradientsKernel<S, A, spills, in_dim>>(
+            kBackwardName, blocks, tiling.kThreads, tiling.shared(), exec, tiling.z,
+            tiling.layout, caps, As<S>(input), As<S>(weights), As<S>(logits), vectors,
+            moments, As<S>(grad_input), As<S>(grad_weights), As<S>(grad_logits),
+            scratch, scratch + (spills ? tiling.blocks * tiling.layout.size : 0));
+      });
 }
 
 // Workspace: V and ds of each iteration, then moments of all softmaxes but the first,
@@ -150,48 +133,34 @@ LaunchError Backward(const GpuExec& exec, const PassTiling<A>& tiling,
   A* const rest = reinterpret_cast<A*>(moments + last.held * last.moments());
   const auto pass = [&](const PassTiling<A>& of, int64_t r, bool keep) {
     const int64_t before = (r - 1) * z.tiles * kTileSamples * of.cut.caps.count;
-    return RunPass<T, Pass::kGradient>(
+    return RunPass<Pass::kGradient, T>(
         exec, kBackwardName, of, input, weights, logits, vectors + 2 * r * length, rest,
-        static_cast<T*>(nullptr), keep ? moments + before : nullptr,
-        rest + tiling.slices * length);
+        rest + tiling.slices * length, nullptr, keep ? moments + before : nullptr);
   };
   const bool held = last.held == z.in_caps;
-  LaunchError error =
-      Launch(kBackwardName, PrepareKernel<CudaType<T>, A>, tiling.cells(),
-             kFinishWarps * kLanes, 0, exec, z, iterations, sums, grad, vectors);
-  for (int64_t r = iterations - 1; r > 0 && error.empty(); --r) {
-    error = pass(tiling, r, held);
-    if (!error.empty()) break;
-    error =
+  CAPSOPS_RETURN_IF_ERROR(Launch(kBackwardName, PrepareKernel<CudaType<T>, A>,
+                                 tiling.cells(), kFinishWarps * kLanes, 0, exec, z,
+                                 iterations, sums, grad, vectors));
+  for (int64_t r = iterations - 1; r > 0; --r) {
+    CAPSOPS_RETURN_IF_ERROR(pass(tiling, r, held));
+    CAPSOPS_RETURN_IF_ERROR(
         LaunchDependent(kBackwardName, FinishBackwardKernel<A>, tiling.cells(),
                         kFinishWarps * kLanes, 0, exec, z, tiling.slices, rest,
                         sums + (r - 1) * z.batch * z.out_caps * z.out_dim,
-                        r + 1 == iterations, vectors, vectors + (2 * r - 1) * length);
+                        r + 1 == iterations, vectors, vectors + (2 * r - 1) * length));
   }
   PassTiling<A> some = tiling;
-  for (int64_t i = 0; i < z.in_caps && error.empty(); i += last.held) {
+  for (int64_t i = 0; i < z.in_caps; i += last.held) {
     some.cut.caps = {i, std::min(last.held, z.in_caps - i)};
     some.slices = std::min(tiling.slices, some.cut.caps.count);
-    for (int64_t r = iterations - 1; !held && r > 0 && error.empty(); --r) {
-      error = pass(some, r, true);
+    for (int64_t r = iterations - 1; !held && r > 0; --r) {
+      CAPSOPS_RETURN_IF_ERROR(pass(some, r, true));
     }
-    if (!error.empty()) break;
-    const auto run = [&](auto element, auto in_dim) {
-      using S = decltype(element);
-      if constexpr (in_dim == 0) {
-        if (last.spills) {
-          return RunGradients<S, true, 0>(exec, last, input, weights, logits, vectors,
-                                          moments, some.cut.caps, grad_input,
-                                          grad_weights, grad_logits, rest);
-        }
-      }
-      return RunGradients<S, false, in_dim>(exec, last, input, weights, logits, vectors,
+    CAPSOPS_RETURN_IF_ERROR(RunGradients<T>(exec, last, input, weights, logits, vectors,
                                             moments, some.cut.caps, grad_input,
-                                            grad_weights, grad_logits, rest);
-    };
-    error = WithElements<T>(z, last.spills, run);
+                                            grad_weights, grad_logits, rest));
   }
-  return error;
+  return {};
 }
 
 // Workspace: V and the blocks' scratch. Without `iterations`, V is zero.
@@ -201,18 +170,14 @@ LaunchError Coefficients(const GpuExec& exec, const PassTiling<A>& tiling,
                          const T* logits, const A* sums, T* coefficients,
                          void* workspace) {
   A* const v = static_cast<A*>(workspace);
-  const auto run = [&](auto pass) {
-    return RunPass<T, pass>(exec, kCoefficientsName, tiling, input, weights, logits, v,
-                            static_cast<A*>(nullptr), coefficients,
-                            static_cast<Moments<A>*>(nullptr), v + tiling.z.length);
-  };
-  if (iterations == 0) return run(std::integral_constant<Pass, Pass::kFirst>());
-  {
+  if (iterations > 0) {
     CAPSOPS_RETURN_IF_ERROR(Launch(kCoefficientsName, PrepareKernel<CudaType<T>, A>,
                                    tiling.cells(), kFinishWarps * kLanes, 0, exec,
                                    tiling.z, iterations, sums, nullptr, v));
   }
-  return run(std::integral_constant<Pass, Pass::kSums>());
+  const auto run = iterations == 0 ? RunPass<Pass::kFirst, T> : RunPass<Pass::kSums, T>;
+  return run(exec, kCoefficientsName, tiling, input, weights, logits, v, nullptr,
+             v + tiling.z.length, coefficients, nullptr);
 }
 
 template <typename T>
@@ -222,11 +187,12 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   if (Empty(p)) {
     const int64_t outputs = p.batch * p.out_caps * p.out_dim;
     return Plan::Make(
-        0, [outputs, iterations = p.iterations](const GpuExec& exec, const T*, const T*,
-                                                const T*, T* output, A* sums, void*) {
-          const LaunchError error = Clear(exec, kForwardName, output, outputs);
-          return error.empty() ? Clear(exec, kForwardName, sums, iterations * outputs)
-                               : error;
+        0,
+        [outputs, iterations = p.iterations](const GpuExec& exec, const T*, const T*,
+                                             const T*, T* output, A* sums,
+                                             void*) -> LaunchError {
+          CAPSOPS_RETURN_IF_ERROR(Clear(exec, kForwardName, output, outputs));
+          return Clear(exec, kForwardName, sums, iterations * outputs);
         });
   }
   CAPSOPS_REFUSE_IF(TooLarge(p));
@@ -248,12 +214,12 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
     const int64_t logits = p.in_caps * p.out_caps;
     const int64_t weights = logits * p.out_dim * p.in_dim;
     return Plan::Make(
-        0, [=](const GpuExec& exec, const T*, const T*, const T*, const T*, const A*,
-               T* grad_input, T* grad_weights, T* grad_logits, void*) {
-          LaunchError error = Clear(exec, kBackwardName, grad_input, inputs);
-          if (error.empty()) error = Clear(exec, kBackwardName, grad_weights, weights);
-          if (error.empty()) error = Clear(exec, kBackwardName, grad_logits, logits);
-          return error;
+        0,
+        [=](const GpuExec& exec, const T*, const T*, const T*, const T*, const A*,
+            T* grad_input, T* grad_weights, T* grad_logits, void*) -> LaunchError {
+          CAPSOPS_RETURN_IF_ERROR(Clear(exec, kBackwardName, grad_input, inputs));
+          CAPSOPS_RETURN_IF_ERROR(Clear(exec, kBackwardName, grad_weights, weights));
+          return Clear(exec, kBackwardName, grad_logits, logits);
         });
   }
   CAPSOPS_REFUSE_IF(TooLarge(p));
