@@ -121,17 +121,16 @@ def main():
     parser.add_argument("--dtype", choices=["float32", *_DTYPES], default="float32")
     parser.add_argument("--started", type=float)
     parser.add_argument("--method", choices=torch_timing.WITH_GRAPHS)
-    parser.add_argument("--weights", help="a file of check_torch.py")
     options = parser.parse_args()
     device = torch_timing.device_of(options)
 
     def make_step(mode):
         return training_step(options.case, mode, options.dtype, device)
 
-    if options.weights:
+    if options.values:
         import numpy as np
 
-        with np.load(options.weights) as file:
+        with np.load(options.values) as file:
             images, labels, *weights = (file[name] for name in file.files)
         print(json.dumps({"losses": losses(options.case, weights, images, labels)}))
     elif options.started:
@@ -140,14 +139,11 @@ def main():
         print(json.dumps({"method": options.method, **parts}))
     else:
         counted = torch_networks.parameters(torch_networks.network(options.case))
-        torch_timing.report(
-            torch_timing.WITH_GRAPHS,
-            make_step,
-            device,
-            options.repeat,
-            gpu_work,
-            parameters=counted,
-        )
+        jobs = [
+            ({"method": name, "parameters": counted}, mode, make_step)
+            for name, mode in torch_timing.WITH_GRAPHS.items()
+        ]
+        torch_timing.report(jobs, device, options, gpu_work)
 
 
 if __name__ == "__main__":

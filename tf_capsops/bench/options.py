@@ -104,6 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the Python that has PyTorch, if it is not the one that runs this",
     )
     parser.add_argument(
+        "--compile-limit",
+        type=options.positive_int,
+        default=120,
+        metavar="SECONDS",
+        help="how long torch.compile may take for a method before it is left out "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--against",
         type=pathlib.Path,
         metavar="BENCH_JSON",

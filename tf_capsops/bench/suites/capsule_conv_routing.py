@@ -240,4 +240,5 @@ SUITE = cases.OpSuite(
     rivals={"votes": plain},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
+    torch="torch_slim_caps.py",
 )
