@@ -44,7 +44,8 @@ def our_losses(case: cases.Case, path: pathlib.Path) -> list[float]:
         keras.optimizers.SGD(0.1), jit_compile=False, **trainee.compiling
     )
     batch = trainee.arrange(*map(tf.constant, drawn))
-    return [float(trainee.model.train_on_batch(*batch)[0]) for _ in range(2)]
+    train = functools.partial(trainee.model.train_on_batch, *batch, return_dict=True)
+    return [float(train()["loss"]) for _ in range(2)]
 
 
 def run_script(name: str, python: str, case: cases.Case, path: pathlib.Path) -> str:

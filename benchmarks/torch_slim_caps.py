@@ -47,21 +47,37 @@ def slim_caps(
         logits: `[I, O]`, or None for zeros.
         strides, dilations: A number for each axis.
     """
-    count, types = len(strides), capsules.shape[-2]
+    window = {"strides": strides, "padding": padding, "dilations": dilations}
+    votes = votes_of(capsules, kernel, bias.shape, transposed=transposed, **window)
+    if logits is None:
+        logits = votes.new_zeros(capsules.shape[-2], len(bias))
+    return route(votes, bias, logits, iterations, leaky)
+
+
+def votes_of(
+    capsules,
+    kernel,
+    parents,
+    *,
+    strides,
+    padding="SAME",
+    dilations=None,
+    transposed=False,
+):
+    """Returns votes `[N, I, spatial..., O, D]`, of parents `(O, D)`."""
     images = capsules.movedim(-2, 1).flatten(0, 1).movedim(-1, 1)
     if transposed:
         votes = transposed_convolution(images, kernel, strides, padding)
     else:
-        votes = convolution(images, kernel, strides, padding, dilations or [1] * count)
-    votes = votes.movedim(1, -1).unflatten(-1, bias.shape).unflatten(0, (-1, types))
-    if logits is None:
-        logits = votes.new_zeros(types, len(bias))
-    return route(votes, bias, logits, iterations, leaky)
+        votes = convolution(images, kernel, strides, padding, dilations)
+    votes = votes.movedim(1, -1).unflatten(-1, parents)
+    return votes.unflatten(0, (-1, capsules.shape[-2]))
 
 
-def convolution(images, kernel, strides, padding, dilations):
+def convolution(images, kernel, strides, padding="SAME", dilations=None):
     """Convolves, and pads as TensorFlow does."""
-    count, before = len(strides), [0] * len(strides)
+    count = len(strides)
+    before, dilations = [0] * count, dilations or [1] * count
     if padding == "SAME":
         sizes = zip(images.shape[2:], kernel.shape[2:], strides, dilations, strict=True)
         beyond = [
@@ -77,7 +93,7 @@ def convolution(images, kernel, strides, padding, dilations):
     return convolve(images, kernel, stride=strides, padding=before, dilation=dilations)
 
 
-def transposed_convolution(images, kernel, strides, padding):
+def transposed_convolution(images, kernel, strides, padding="SAME", bias=None):
     """Convolves to larger images, of TensorFlow's sizes."""
     count, windows = len(strides), kernel.shape[2:]
     beyond = [max(0, taps - stride) for taps, stride in zip(windows, strides)]
@@ -85,6 +101,7 @@ def transposed_convolution(images, kernel, strides, padding):
     made = TRANSPOSED[count - 1](
         images,
         kernel,
+        bias,
         stride=strides,
         padding=before,
         output_padding=[max(0, s - taps) for taps, s in zip(windows, strides)],
@@ -122,7 +139,7 @@ def squash(vectors):
 
 
 def torch_kernel(weights, transposed=False):
-    """Returns the kernel of PyTorch's convolution for weights `[kernel..., K, O, D]`."""
+    """Returns weights `[kernel..., K, O, D]` as PyTorch's convolution has them."""
     ends = (-2, -1) if transposed else (-1, -2)
     return weights.flatten(-2).movedim(ends, (0, 1))
 

@@ -16,7 +16,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # The names in `networks.NETWORKS` and `layers.LAYERS`, which import TensorFlow.
 NETWORKS = (
     *("capsnet", "p_capsnet", "p_capsnet-chen", "efficient_capsnet"),
-    *("matrix_capsnet", "denoiser"),
+    *("matrix_capsnet", "deepcaps", "segcaps", "ucaps3d", "unet", "denoiser"),
 )
 LAYERS = (
     *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask"),
@@ -161,6 +161,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="N",
         help="images in a batch (default: the network's usual batch)",
+    )
+    group.add_argument(
+        "--image-size",
+        type=options.positive_int,
+        nargs="+",
+        metavar="PIXELS",
+        help="the sides of an image or volume, or one number if they are the same "
+        "(default: the network's usual sizes)",
     )
     group.add_argument(
         "--gpus",
