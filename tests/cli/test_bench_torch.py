@@ -156,9 +156,7 @@ def test_the_first_step_of_pytorch_has_parts(script):
         " else 'PyTorch'\n"
         "print(json.dumps({'method': name, **row}))\n"
     )
-    (result,) = training.run(
-        training_options(suite=[cases.TRAINING], start_up=True)
-    )
+    (result,) = training.run(training_options(suite=[cases.TRAINING], start_up=True))
     method = result["methods"]["PyTorch"]
     assert [method[part] for part in start_up.PARTS] == [1, 2, 3]
     assert method["median_us"] == 1e6
