@@ -14,8 +14,6 @@ import torch
 import torch_timing
 from torch.nn import functional
 
-DIRECTIONS = ("forward", "forward+backward")
-
 
 def moments(poses, weights, given, *, order, normalize, strides, dilations):
     """Computes what `tf_capsops.capsule_moments` does, without padding.
@@ -76,7 +74,7 @@ def over_all_that_see(logits, size, window):
 
 
 def drawn(case, device):
-    """Returns poses, weights and the optional inputs of a case."""
+    """Returns poses, weights and the optional inputs of a case, in order."""
     sizes, attributes = case["sizes"], case["attributes"]
     kernel = sizes["kernel_height"], sizes["kernel_width"]
     image = sizes["batch"], sizes["height"], sizes["width"], sizes["channels"]
@@ -93,39 +91,7 @@ def drawn(case, device):
 
     poses = uniform((*image, sizes["rows"], sizes["inner"]))
     weights = uniform((*pairs, sizes["inner"], sizes["columns"]))
-    return poses, weights, {n: uniform(shapes[n]) for n in attributes["given"]}
-
-
-def step_of(case, direction, device, mode):
-    """Returns a function that takes one step; its results are not kept."""
-    attributes = case["attributes"]
-    named = {name: attributes[name] for name in ("order", "normalize")}
-    named |= {name: attributes[name] for name in ("strides", "dilations")}
-    poses, weights, given = drawn(case, device)
-    sources = [poses, weights, *given.values()]
-
-    def forward(poses, weights, given):
-        return moments(poses, weights, given, **named)
-
-    compute = forward if mode is None else torch.compile(forward, mode=mode)
-    with torch.no_grad():
-        grads = [torch.rand_like(each) for each in compute(poses, weights, given)]
-
-    def step():
-        if direction == "forward":
-            with torch.no_grad():
-                compute(poses, weights, given)
-        else:
-            found = compute(poses, weights, given)
-            torch.autograd.grad(found, sources, grads, allow_unused=True)
-
-    step.held = torch.cuda.memory_allocated() if device == "cuda" else 0
-    return step
-
-
-def beyond_inputs(step, count):
-    """Returns the most memory that a step held beyond its inputs."""
-    return {"peak_bytes": torch.cuda.max_memory_allocated() - step.held}
+    return poses, weights, *(uniform(shapes[name]) for name in attributes["given"])
 
 
 def main():
@@ -139,16 +105,14 @@ def main():
         options.case["attributes"][name] = (
             value if isinstance(value, list) else [value] * 2
         )
-    device = torch_timing.device_of(options)
-    for direction in DIRECTIONS:
-        torch_timing.report(
-            torch_timing.COMPILED,
-            functools.partial(step_of, options.case, direction, device),
-            device,
-            options.repeat,
-            beyond_inputs,
-            direction=direction,
-        )
+    names = ("order", "normalize", "strides", "dilations")
+    named = {name: options.case["attributes"][name] for name in names}
+    given = options.case["attributes"]["given"]
+
+    def compute(poses, weights, *others):
+        return moments(poses, weights, dict(zip(given, others)), **named)
+
+    torch_timing.report_op(compute, functools.partial(drawn, options.case), options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The networks of the benchmark in PyTorch: from images and labels to the loss.
+"""The classifiers of the benchmark in PyTorch: from images and labels to the loss.
 
 Each has the weights of ours in the same order, and computes the same from them
 (check_torch.py). Images are `[B, C, H, W]` in channels_last, so that no map is copied
@@ -11,17 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch_moments import gathered
+from torch_slim_caps import squash
 
 
-def squash(vectors):
-    squared = vectors.square().sum(-1, keepdim=True)
-    return vectors * squared / (1 + squared) / torch.sqrt(squared + 1e-7)
-
-
-def margin_loss(lengths, one_hot):
-    present = one_hot * functional.relu(0.9 - lengths).square()
-    absent = (1 - one_hot) * functional.relu(lengths - 0.1).square()
-    return (present + 0.5 * absent).sum(1)
+def margin_loss(lengths, one_hot, m_plus=0.9, m_minus=0.1):
+    present = one_hot * functional.relu(m_plus - lengths).square()
+    absent = (1 - one_hot) * functional.relu(lengths - m_minus).square()
+    return (present + 0.5 * absent).sum(-1)
 
 
 def map_size(size, kernel_size, stride):
@@ -327,16 +323,3 @@ NETWORKS = {
     "efficient_capsnet": EfficientCapsNet,
     "matrix_capsnet": MatrixCapsNet,
 }
-
-
-def network(case):
-    """Makes the network of a case, a dict of its name, sizes and attributes."""
-    sizes = case["sizes"]
-    image = sizes["in_height"], sizes["in_width"], sizes["channels"]
-    made = NETWORKS[case["name"]](image, sizes["classes"], **case["attributes"])
-    return made.to(memory_format=torch.channels_last)
-
-
-def parameters(model):
-    """Returns how many trained numbers a network has."""
-    return sum(each.numel() for each in model.parameters())

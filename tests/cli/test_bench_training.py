@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark of training steps: what it compares, what it says, what it counts."""
 
-import argparse
 import dataclasses
 import json
 import os
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import rich.console
 import tensorflow as tf
+from benching import training_options
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from tf_capsops.__main__ import main
@@ -31,9 +31,10 @@ from tf_capsops.bench.networks import CASES, NETWORKS
 from tf_capsops.errors import CommandError
 
 _TINY = [case for case in CASES if cases.TRAINING_SMOKE in case.uses]
+_HAVE_PLAIN = [case for case in _TINY if NETWORKS[case.name].plain]
 
 
-@pytest.mark.parametrize("case", _TINY, ids=str)
+@pytest.mark.parametrize("case", _HAVE_PLAIN, ids=str)
 def test_both_networks_compute_the_same(case, device):
     """Losses after two steps of training agree, so gradients do as well."""
     keras.utils.set_random_seed(1)
@@ -109,13 +110,42 @@ def test_report(tmp_path, capsys):
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
-def _options(**more):
-    options = {"repeat": 2, "tf32": True, "jit": ["off"], "model": ["capsnet"]}
-    options |= {"suite": [cases.TRAINING_SMOKE], "device": ["CPU"]}
-    options |= {"dtype": ["float32"], "steps_per_execution": [1, 20]}
-    options |= {"rivals": True, "torch_python": None, "start_up": False}
-    options |= {"untuned": False, "batch_size": None, "gpus": [1]}
-    return argparse.Namespace(**{**options, **more})
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "case", [case for case in _TINY if case not in _HAVE_PLAIN], ids=str
+)
+def test_a_network_without_a_plain_one_is_measured_alone(case, monkeypatch):
+    monkeypatch.setattr(pytorch, "is_installed", lambda: False)
+    (result,) = training.run(
+        training_options(model=[case.name], steps_per_execution=[1])
+    )
+    ((name, entry),) = result["methods"].items()
+    assert name == report.OURS and entry["median_us"] > 0
+    with fitting.scope("float32", "CPU"):
+        model = NETWORKS[case.name].ours(case).model
+    assert entry["parameters"] == training._trained_numbers(model)
+
+
+@pytest.mark.parametrize(
+    "model, given, label, sizes",
+    [
+        ("segcaps", [24], "segcaps, 24x24", (24, 24)),
+        ("segcaps", [16, 24], "segcaps, 16x24", (16, 24)),
+        ("ucaps3d", [8], "ucaps3d, 8x8x8", (8, 8, 8)),
+        ("ucaps3d", [8, 8, 16], "ucaps3d, 8x8x16", (8, 8, 16)),
+    ],
+)
+def test_images_have_the_sizes_asked_for(model, given, label, sizes, monkeypatch):
+    monkeypatch.setattr(training, "attempt", lambda *_: {"left_out": "a test"})
+    (result,) = training.run(training_options(model=[model], image_size=given))
+    assert result["case"] == label
+    axes = [name for name in result["sizes"] if name.startswith("in_")]
+    assert tuple(result["sizes"][name] for name in axes) == sizes
+
+
+def test_images_have_a_side_for_each_axis():
+    with pytest.raises(CommandError, match="segcaps takes 1 or 2, got 3"):
+        list(training.run(training_options(model=["segcaps"], image_size=[8, 8, 8])))
 
 
 def test_a_network_that_keras_does_not_compile_is_left_out(monkeypatch):
@@ -136,7 +166,7 @@ def test_a_network_that_keras_does_not_compile_is_left_out(monkeypatch):
     monkeypatch.setitem(NETWORKS, "p_capsnet", refused)
     measured = training._measure
     monkeypatch.setattr(training, "_measure", measure)
-    options = _options(model=["p_capsnet"], jit=["on"], steps_per_execution=[1])
+    options = training_options(model=["p_capsnet"], jit=["on"], steps_per_execution=[1])
     (result,) = training.run(options)
     reason = "it has layers that Keras does not compile with XLA"
     assert result["methods"]["tf_capsops, XLA"] == {"left_out": reason}
@@ -156,7 +186,7 @@ def test_what_cannot_differ_is_left_out(monkeypatch):
         return {"median_us": 5e5}
 
     monkeypatch.setattr(training, "_measure", slow)
-    (result,) = training.run(_options())
+    (result,) = training.run(training_options())
     assert measured == ["tf_capsops", "plain Keras"]
     for name in measured:
         reason = result["methods"][f"{name}, 20 steps"]["left_out"]
@@ -174,7 +204,7 @@ def test_batches_gpus_and_what_compile_is_told(monkeypatch):
 
     monkeypatch.setattr(training, "_measure", measure)
     more = {"untuned": True, "batch_size": [3, 5], "gpus": [1, 99], "rivals": False}
-    found = list(training.run(_options(steps_per_execution=[4], **more)))
+    found = list(training.run(training_options(steps_per_execution=[4], **more)))
     assert [each["case"] for each in found] == [
         "capsnet, batch 3",
         "capsnet, batch 5",
@@ -208,7 +238,7 @@ def test_a_network_that_fails_says_why_and_leaves_the_policy(monkeypatch, capsys
         raise tf.errors.ResourceExhaustedError(None, None, "there is no memory")
 
     monkeypatch.setattr(training, "_measure", fail)
-    (result,) = training.run(_options(dtype=["bfloat16"]))
+    (result,) = training.run(training_options(dtype=["bfloat16"]))
     assert result["methods"]["tf_capsops"] == {"error": "there is no memory"}
     assert keras.config.dtype_policy().name == "float32"
 
@@ -217,88 +247,13 @@ def test_a_network_that_fails_says_why_and_leaves_the_policy(monkeypatch, capsys
     "dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"]
 )
 def test_half_precision_is_mixed_precision(dtype):
-    options = _options(dtype=[dtype], model=["p_capsnet"], steps_per_execution=[1])
+    options = training_options(
+        dtype=[dtype], model=["p_capsnet"], steps_per_execution=[1]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (result,) = training.run(options)
     assert all("median_us" in method for method in result["methods"].values())
-
-
-@pytest.fixture
-def script(tmp_path, monkeypatch):
-    """A script in the place of benchmarks/torch_training.py, and nothing but that."""
-    monkeypatch.setattr(pytorch, "SCRIPTS", tmp_path)
-    monkeypatch.setattr(training, "attempt", lambda *_: {"left_out": "a test"})
-    monkeypatch.setattr(pytorch, "is_installed", lambda: True)
-    monkeypatch.setattr(training, "_trained_numbers", lambda case: 7)
-    return tmp_path / training.TORCH
-
-
-def test_pytorch_runs_in_a_process_of_its_own(script, monkeypatch):
-    script.write_text(
-        "import json, sys\n"
-        "row = {'samples': [2e-3, 4e-3], 'peak_bytes': 5, 'launches': len(sys.argv)}\n"
-        "print(json.dumps({'method': 'PyTorch', 'parameters': 7, **row}))\n"
-        "print('AUTOTUNE addmm')\n"
-        "print(json.dumps({'method': 'PyTorch, torch.compile', 'error': 'no'}))\n"
-    )
-    options = _options(suite=[cases.TRAINING])
-    monkeypatch.setattr(pytorch, "is_installed", lambda: False)
-    (result,) = training.run(options)
-    assert result["methods"]["PyTorch"] == {"left_out": "it is not installed"}
-    monkeypatch.setattr(pytorch, "is_installed", lambda: True)
-    (result,) = training.run(options)
-    eager = result["methods"]["PyTorch"]
-    assert eager["median_us"] == pytest.approx(3000) and eager["launches"] == 10
-    assert eager["images_per_second"] == pytest.approx(32 / 3e-3)
-    assert eager["extra_bytes"] == 5
-    assert result["methods"]["PyTorch, torch.compile"] == {"error": "no"}
-    script.write_text("raise SystemExit('no driver')")
-    (result,) = training.run(options)
-    assert result["methods"]["PyTorch"] == {"error": "no driver"}
-    without = _options(suite=[cases.TRAINING], rivals=False)
-    (result,) = training.run(without)
-    assert all(name.startswith(report.OURS) for name in result["methods"])
-
-
-def test_pytorch_is_given_network_and_type(script):
-    """And a network with another number of parameters than ours is not compared."""
-    script.write_text(
-        "import argparse, json\n"
-        "parser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--case', type=json.loads)\n"
-        "parser.add_argument('--dtype')\n"
-        "options = parser.parse_known_args()[0]\n"
-        "row = {'parameters': 7 + (options.dtype == 'float16'), 'samples': [1, 1]}\n"
-        "row |= {'peak_bytes': None, 'given': options.case['name']}\n"
-        "print(json.dumps({'method': 'PyTorch', **row}))\n"
-    )
-    options = _options(suite=[cases.TRAINING], dtype=["bfloat16", "float16"])
-    options.model = ["matrix_capsnet", "denoiser"]
-    found = {
-        (each["case"], each["dtype"]): each["methods"].get("PyTorch")
-        for each in training.run(options)
-    }
-    assert found["matrix_capsnet", "bfloat16"]["given"] == "matrix_capsnet"
-    wrong = {"error": "it has 8 parameters, and ours 7"}
-    assert found["matrix_capsnet", "float16"] == wrong
-    assert found["denoiser", "bfloat16"] is None
-
-
-def test_another_python_may_have_pytorch(tmp_path, capsys):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexit 0\n")
-    options = _options(torch_python=str(python))
-    for mode, words in ((0o644, "cannot run"), (0o755, None)):
-        python.chmod(mode)
-        if words is None:
-            assert pytorch.interpreter(options) == str(python)
-        else:
-            with pytest.raises(CommandError, match=f"--torch-python: {words}"):
-                pytorch.interpreter(options)
-    python.write_text("#!/bin/sh\necho No module named torch >&2\nexit 1\n")
-    with pytest.raises(CommandError, match="cannot import torch: No module named"):
-        pytorch.interpreter(options)
 
 
 def test_our_network_has_as_many_trained_numbers():
@@ -306,7 +261,7 @@ def test_our_network_has_as_many_trained_numbers():
     with fitting.scope("float32", "CPU"):
         model = NETWORKS[case.name].plain(case).model
     counted = sum(int(tf.size(each.value)) for each in model.trainable_variables)
-    assert training._trained_numbers(case) == counted > 0
+    assert training._expected_numbers(case) == counted > 0
 
 
 def test_the_first_step_of_a_process_has_parts(monkeypatch):
@@ -323,7 +278,9 @@ def test_the_first_step_of_a_process_has_parts(monkeypatch):
 
     monkeypatch.setattr(training, "attempt", lambda *_: dict(taken))
     monkeypatch.setattr(start_up.subprocess, "run", here)
-    options = _options(model=["p_capsnet"], steps_per_execution=[1], start_up=True)
+    options = training_options(
+        model=["p_capsnet"], steps_per_execution=[1], start_up=True
+    )
     (result,) = training.run(options)
     assert len(result["methods"]) == len(started) == 2
     for (command, environment), package in zip(started, ("tf_capsops", "keras")):
@@ -350,22 +307,6 @@ def test_a_first_step_that_fails_says_why(monkeypatch):
     result |= {"attributes": {}, "dtype": "float32", "device": "CPU:0"}
     shown = report.start_up_table({**result, "methods": {"b": found}}, start_up.PARTS)
     assert shown.caption == "b: no memory"
-
-
-def test_the_first_step_of_pytorch_has_parts(script):
-    script.write_text(
-        "import json, sys\n"
-        "row = {'parameters': 7, 'samples': [1, 1], 'peak_bytes': None}\n"
-        "if '--started' in sys.argv:\n"
-        "    row = {'import_s': 1, 'build_s': 2, 'first_s': 3}\n"
-        "name = sys.argv[sys.argv.index('--method') + 1] if '--method' in sys.argv"
-        " else 'PyTorch'\n"
-        "print(json.dumps({'method': name, **row}))\n"
-    )
-    (result,) = training.run(_options(suite=[cases.TRAINING], start_up=True))
-    method = result["methods"]["PyTorch"]
-    assert [method[part] for part in start_up.PARTS] == [1, 2, 3]
-    assert method["median_us"] == 1e6
 
 
 def test_what_a_gpu_did_is_read_from_the_profile():

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The networks whose training steps are measured, ours and in plain Keras.
+"""The networks whose training steps are measured, ours and most in plain Keras.
 
 A plain network has as many trainable weights as ours, in the same order and of the same
 shapes, so that it computes the same from the same weights.
@@ -17,7 +17,7 @@ import numpy as np
 from tf_capsops import models
 from tf_capsops.bench import cases, plain_networks
 from tf_capsops.bench.cases import Case
-from tf_capsops.bench.plain_networks import Trainee, image_shape
+from tf_capsops.bench.plain_networks import IMAGE, Trainee, image_shape
 from tf_capsops.cli.presets import PRESETS
 from tf_capsops.losses import MarginLoss, SpreadLoss
 from tf_capsops.models import denoisers
@@ -29,12 +29,12 @@ class Network:
 
     Attributes:
         ours: Makes it with our layers, for a case.
-        plain: Makes it in plain Keras.
+        plain: Makes it in plain Keras; None for one that is measured in PyTorch alone.
         draw: `(case, samples, random generator) -> (inputs, targets)`.
     """
 
     ours: Callable[[Case], Trainee]
-    plain: Callable[[Case], Trainee]
+    plain: Callable[[Case], Trainee] | None
     draw: Callable[[Case, int, np.random.Generator], tuple[np.ndarray, np.ndarray]]
 
 
@@ -51,6 +51,28 @@ def _classifier(make, loss):
         return Trainee(model, {"loss": loss(), "metrics": ["accuracy"]})
 
     return build
+
+
+def _segmenter(make):
+    """Returns a function that makes a network for masks, with its usual loss."""
+
+    def build(case):
+        classes = case.sizes["classes"]
+        model = make(image_shape(case), classes, **case.attributes)
+        crossentropy = "sparse_categorical_crossentropy"
+        if classes == 1:
+            crossentropy = "binary_crossentropy"
+        default = getattr(model, "default_loss", None)
+        return Trainee(model, {"loss": default() if default else crossentropy})
+
+    return Network(build, None, _draw_masks)
+
+
+def _draw_masks(case, samples, rng):
+    shape = (samples, *image_shape(case))
+    classes = max(2, case.sizes["classes"])
+    masks = rng.integers(0, classes, (*shape[:-1], 1), np.int32)
+    return rng.random(shape, np.float32), masks
 
 
 def _last_spread():
@@ -108,6 +130,10 @@ NETWORKS = {
         _like(plain_networks.matrix_capsnet, models.matrix_capsnet),
         _draw_classes,
     ),
+    "deepcaps": Network(_classifier(models.deepcaps, MarginLoss), None, _draw_classes),
+    "segcaps": _segmenter(models.segcaps),
+    "ucaps3d": _segmenter(models.ucaps3d),
+    "unet": _segmenter(models.unet),
     "denoiser": Network(
         _our_denoiser,
         _like(plain_networks.denoiser, denoisers.averaging_network),
@@ -117,7 +143,7 @@ NETWORKS = {
 
 
 def _case(name, batch, image, use, *devices, classes=None, **attributes):
-    names = ("batch", "in_height", "in_width", "channels")
+    names = ("batch", *IMAGE[-len(image) + 1 :], "channels")
     sizes = dict(zip(names, (batch, *image), strict=True))
     if classes:
         sizes["classes"] = classes
@@ -137,6 +163,15 @@ def _all_cases():
     # Whose rivals store votes of 15 MB a sample, and several copies of them.
     yield _case("matrix_capsnet", 128, (28, 28, 1), use, "GPU", **digits)
     yield _case("matrix_capsnet", 8, (28, 28, 1), use, "CPU", **digits)
+    # The sizes of the papers on a GPU, and of networks for two cores.
+    small = {"size": "small"}
+    yield _case("deepcaps", 128, (32, 32, 3), use, "GPU", **digits)
+    yield _case("deepcaps", 32, (32, 32, 3), use, "CPU", **digits, **small)
+    for name in ("segcaps", "unet"):
+        yield _case(name, 1, (512, 512, 1), use, "GPU", classes=1)
+        yield _case(name, 8, (64, 64, 1), use, "CPU", classes=11, **small)
+    yield _case("ucaps3d", 1, (64, 64, 64, 2), use, "GPU", classes=4)
+    yield _case("ucaps3d", 2, (16, 32, 32, 1), use, "CPU", classes=11, **small)
     # As `tf-capsops denoise` trains it.
     yield _case("denoiser", 8, (64, 64, 3), use)
     use, digits = cases.TRAINING_SMOKE, {"classes": 3}
@@ -155,6 +190,11 @@ def _all_cases():
     small |= {"capsule_kernel_sizes": (3,), "capsule_strides": (2,)}
     small |= {"pose_shape": (2, 2), "strides": 1}
     yield _case("matrix_capsnet", 2, (8, 9, 2), use, **digits, **small)
+    small = {"size": "small"}
+    yield _case("deepcaps", 2, (9, 10, 2), use, **digits, **small)
+    yield _case("segcaps", 2, (8, 16, 2), use, **digits, **small)
+    yield _case("unet", 2, (8, 16, 2), use, classes=1, **small)
+    yield _case("ucaps3d", 2, (8, 16, 8, 2), use, **digits, **small)
     small = {"width": 4, "depth": 2, "kernel_size": 3, "dilations": (1, 2)}
     yield _case("denoiser", 2, (8, 9, 3), use, **small)
 

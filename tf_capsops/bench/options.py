@@ -16,7 +16,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 # The names in `networks.NETWORKS` and `layers.LAYERS`, which import TensorFlow.
 NETWORKS = (
     *("capsnet", "p_capsnet", "p_capsnet-chen", "efficient_capsnet"),
-    *("matrix_capsnet", "denoiser"),
+    *("matrix_capsnet", "deepcaps", "segcaps", "ucaps3d", "unet", "denoiser"),
 )
 LAYERS = (
     *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask"),
@@ -104,6 +104,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the Python that has PyTorch, if it is not the one that runs this",
     )
     parser.add_argument(
+        "--compile-limit",
+        type=options.positive_int,
+        default=120,
+        metavar="SECONDS",
+        help="how long torch.compile may take for a method before it is left out "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--against",
         type=pathlib.Path,
         metavar="BENCH_JSON",
@@ -153,6 +161,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="N",
         help="images in a batch (default: the network's usual batch)",
+    )
+    group.add_argument(
+        "--image-size",
+        type=options.positive_int,
+        nargs="+",
+        metavar="PIXELS",
+        help="the sides of an image or volume, or one number if they are the same "
+        "(default: the network's usual sizes)",
     )
     group.add_argument(
         "--gpus",

@@ -23,6 +23,7 @@ from tf_capsops.bench.plain_capsules import (
 from tf_capsops.bench.suites import capsule_conv, capsule_routing, high_order_conv
 from tf_capsops.models import denoisers
 
+IMAGE = ("in_depth", "in_height", "in_width")  # of which images have the last two
 _EPSILON = 1e-7
 
 
@@ -45,8 +46,9 @@ class Trainee:
 
 
 def image_shape(case):
-    """Returns height, width and channels of a case's images."""
-    return tuple(case.sizes[name] for name in ("in_height", "in_width", "channels"))
+    """Returns the sizes of a case's images or volumes, and their channels."""
+    names = (*IMAGE, "channels")
+    return tuple(case.sizes[name] for name in names if name in case.sizes)
 
 
 def _squash(vectors):

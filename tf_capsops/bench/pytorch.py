@@ -77,7 +77,8 @@ def rows(
 
     Args:
         kind: "CPU" or "GPU".
-        options: Of the benchmark, of which `repeat` and `tf32` are handed on.
+        options: Of the benchmark, of which `repeat`, `tf32` and `compile_limit` are
+            handed on.
         arguments: Further options of the script.
         environment: Of the process; by default that of this one.
 
@@ -88,6 +89,7 @@ def rows(
     python = options.torch_python or sys.executable
     command = [python, SCRIPTS / name, "--device", kind, *arguments]
     command += ["--repeat", options.repeat, "--tf32" if options.tf32 else "--no-tf32"]
+    command += ["--compile-limit", options.compile_limit]
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, env=environment
     )

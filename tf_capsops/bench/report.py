@@ -148,14 +148,15 @@ def training_table(result: Mapping) -> Table:
         "spread": lambda m: f"± {_spread(m):.0%}",
         "images a second": lambda m: f"{m['images_per_second']:.0f}",
     }
-    of_a_gpu: dict[str, tuple[str, Callable[[float], str]]] = {
+    where_known: dict[str, tuple[str, Callable[[float], str]]] = {
         "GPU busy ms": ("busy_us", lambda busy: f"{busy / 1e3:.2f}"),
         "launches": ("launches", lambda launches: f"{launches:.0f}"),
         "peak MB": ("extra_bytes", lambda peak: f"{peak / 1e6:.0f}"),
+        "parameters": ("parameters", lambda count: f"{count:,}"),
     }
     shown = Table(title=title(result), title_justify="left", box=box.SIMPLE_HEAD)
     shown.add_column("method", no_wrap=True)
-    for heading, (field, text) in of_a_gpu.items():
+    for heading, (field, text) in where_known.items():
         if any(method.get(field) is not None for method in measured.values()):
             columns[heading] = lambda method, field=field, text=text: (
                 "" if method.get(field) is None else text(method[field])

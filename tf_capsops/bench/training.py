@@ -4,9 +4,9 @@
 
 A sample is an epoch of `fit` over a data set cached in memory, from its first step to
 the metrics at its end, divided by its steps. `fit` has run before, so nothing is traced
-or compiled within a sample. Every network is measured in plain Keras beside ours, with
-and without XLA and with several numbers of `steps_per_execution`; where there is
-PyTorch, so are the networks that benchmarks/torch_networks.py has.
+or compiled within a sample. Networks are measured with and without XLA and with several
+numbers of `steps_per_execution`, most of them in plain Keras beside ours; where there
+is PyTorch, so are the networks that benchmarks/torch_training.py has.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ import itertools
 import math
 from collections.abc import Iterator
 
+import keras
 import tensorflow as tf
 
 from tf_capsops.bench import cases, measure, pytorch, report, start_up, trace
 from tf_capsops.bench.fitting import PLAIN, Fit, LeftOut, Method, scope
 from tf_capsops.bench.networks import CASES, NETWORKS, Network
+from tf_capsops.bench.plain_networks import IMAGE
+from tf_capsops.errors import CommandError
 
 _JIT = {"off": False, "on": True}
 # Least seconds of a sample, by device type; most of all samples of a method together.
@@ -30,7 +33,10 @@ _METHOD_SECONDS = 10
 # Seconds of a step from which on Keras' few milliseconds for an execution do not show.
 _SLOW_STEP = 0.1
 TORCH = "torch_training.py"
-IN_TORCH = ("capsnet", "efficient_capsnet", "matrix_capsnet")
+IN_TORCH = (
+    *("capsnet", "efficient_capsnet", "matrix_capsnet"),
+    *("deepcaps", "segcaps", "ucaps3d", "unet"),
+)
 
 
 def _measure(
@@ -54,6 +60,7 @@ def _measure(
         peak = tf.config.experimental.get_memory_info(gpu)["peak"] - before
     entry = report.method_entry(measure.summary(samples, peak))
     entry["images_per_second"] = 1e6 * case.sizes["batch"] / entry["median_us"]
+    entry["parameters"] = _trained_numbers(fit.model)
     if on_gpu:
         busy, launches = trace.gpu_work(lambda: fit.seconds(steps, epochs=1))
         if launches:
@@ -79,11 +86,15 @@ def attempt(
         return {"error": measure.reason(error)}
 
 
-def _trained_numbers(case: cases.Case) -> int:
+def _trained_numbers(model: keras.Model) -> int:
+    """Returns how many trained numbers a model has."""
+    return sum(math.prod(each.shape) for each in model.trainable_variables)
+
+
+def _expected_numbers(case: cases.Case) -> int:
     """Returns how many trained numbers our network has."""
     with scope("float32", "CPU"):
-        variables = NETWORKS[case.name].ours(case).model.trainable_variables
-        return sum(math.prod(variable.shape) for variable in variables)
+        return _trained_numbers(NETWORKS[case.name].ours(case).model)
 
 
 def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
@@ -93,11 +104,11 @@ def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str
         return {}
     if not pytorch.interpreter(options):
         return {"PyTorch": {"left_out": "it is not installed"}}
-    batch, expected = case.sizes["batch"], _trained_numbers(case)
+    batch, expected = case.sizes["batch"], _expected_numbers(case)
     described = "--case", pytorch.described(case), "--dtype", dtype
     entries = {}
     for row in pytorch.rows(TORCH, kind, options, *described):
-        name, counted = row.pop("method"), row.pop("parameters", expected)
+        name, counted = row.pop("method"), row.get("parameters", expected)
         if counted != expected:
             row = {"error": f"it has {counted} parameters, and ours {expected}"}
         if samples := row.pop("samples", None):
@@ -110,9 +121,10 @@ def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str
     return entries
 
 
-def _methods(options: argparse.Namespace) -> Iterator[Method]:
+def _methods(case: cases.Case, options: argparse.Namespace) -> Iterator[Method]:
     """Yields the methods in TensorFlow that the options ask for."""
-    whom = (report.OURS, PLAIN) if options.rivals else (report.OURS,)
+    has_rival = options.rivals and NETWORKS[case.name].plain
+    whom = (report.OURS, PLAIN) if has_rival else (report.OURS,)
     for who, gpus in itertools.product(whom, sorted({*options.gpus})):
         for jit in options.jit:
             for steps in sorted({*options.steps_per_execution}):
@@ -125,7 +137,7 @@ def _methods(options: argparse.Namespace) -> Iterator[Method]:
 def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
     """Measures all methods of a case in TensorFlow."""
     entries: dict[str, dict] = {}
-    for method in _methods(options):
+    for method in _methods(case, options):
         single = dataclasses.replace(method, steps=1)
         one = entries.get(str(single), {}).get("median_us", 0) / 1e6
         if (method.steps or 1) > 1 and one > _SLOW_STEP:
@@ -139,12 +151,31 @@ def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict
     return entries
 
 
-def _with_batches(case: cases.Case, batches: list[int] | None) -> list[cases.Case]:
-    """Returns a case for each size of a batch, or the case with the size of its own."""
-    return [
-        dataclasses.replace(case, sizes={**case.sizes, "batch": batch})
-        for batch in batches or [case.sizes["batch"]]
-    ]
+def _sized(case: cases.Case, options: argparse.Namespace) -> Iterator[cases.Case]:
+    """Yields a case of the sizes that the options ask for, or else of its own.
+
+    Raises:
+        CommandError: The images have another number of axes.
+    """
+    sizes, name = dict(case.sizes), case.name
+    if options.image_size:
+        axes = [axis for axis in IMAGE if axis in sizes]
+        pixels = options.image_size
+        pixels = pixels * len(axes) if len(pixels) == 1 else pixels
+        if len(pixels) != len(axes):
+            text = f"--image-size: {name} takes 1 or {len(axes)}, got {len(pixels)}"
+            raise CommandError(text)
+        sizes |= zip(axes, pixels, strict=True)
+    for batch in options.batch_size or [sizes["batch"]]:
+        yield dataclasses.replace(case, sizes={**sizes, "batch": batch})
+
+
+def _label(case: cases.Case, options: argparse.Namespace) -> str:
+    """Returns a case's name, with the sizes that were asked for."""
+    image = "x".join(str(case.sizes[axis]) for axis in IMAGE if axis in case.sizes)
+    words = [case.name, image if options.image_size else ""]
+    words.append(f"batch {case.sizes['batch']}" if options.batch_size else "")
+    return ", ".join(filter(None, words))
 
 
 def result_entry(
@@ -169,9 +200,10 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
     Each entry has the fields of an op's, but for what is known of ops only. Methods are
     named "plain Keras, XLA, 20 steps" for 20 `steps_per_execution`. A method has the
     fields of an op's, where `extra_bytes` is all memory that training took on a GPU, on
-    the first of several; `images_per_second`; on a GPU for a step `busy_us`, in which
-    it computed, and `launches`, its kernels; with `--start-up` those of
-    `start_up.PARTS`; or `left_out`, why it was not measured.
+    the first of several; `parameters`, how many numbers are trained;
+    `images_per_second`; on a GPU for a step `busy_us`, in which it computed, and
+    `launches`, its kernels; with `--start-up` those of `start_up.PARTS`; or `left_out`,
+    why it was not measured.
     """
     chosen = [
         (kind, dtype, sized)
@@ -180,14 +212,13 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
         if case.name in options.model
         and {*case.uses} & {*options.suite}
         and kind in case.devices
-        for sized in _with_batches(case, options.batch_size)
+        for sized in _sized(case, options)
     ]
     # PyTorch first: TensorFlow keeps what it has ever had of a GPU's memory.
     in_torch = [
         _torch_entries(case, dtype, kind, options) for kind, dtype, case in chosen
     ]
     for (kind, dtype, case), others in zip(chosen, in_torch, strict=True):
-        batch = f", batch {case.sizes['batch']}" if options.batch_size else ""
         methods = {**_entries(case, dtype, kind, options), **others}
         entry = result_entry(case, kind, dtype, methods)
-        yield {**entry, "case": case.name + batch}
+        yield {**entry, "case": _label(case, options)}

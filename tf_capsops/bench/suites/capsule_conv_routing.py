@@ -120,12 +120,23 @@ def _correctness_cases():
 def _all_cases():
     yield from _correctness_cases()
     yield _case("smoke", (4, 3), (2, 2), (2, 3, 3, 4), cases.SMOKE)
-    # Layers of SegCaps, on images of 512 x 512 pixels.
-    gpu, use = {"devices": ("GPU",), **_SAME, "batch": 1}, cases.ANCHORS
-    yield _case("segcaps_256", (256, 256), (5, 5), (2, 16, 4, 16), use, **gpu)
-    yield _case("segcaps_128", (128, 128), (5, 5), (4, 32, 8, 32), use, **gpu)
+    gpu, use = {"devices": ("GPU",), "batch": 1, **_SAME}, cases.ANCHORS
+    # Layers in the manner of SegCaps, on images of 512 x 512 pixels.
+    image = (128, 128), (5, 5), (8, 32, 8, 32)
+    yield _case("n1_128x128_8x32_8x32_k5", *image, use, **gpu)
+    image = (256, 256), (5, 5), (4, 16, 8, 32)
+    yield _case("n1_256x256_4x16_8x32_k5_s2", *image, use, **gpu, strides=2)
+    image = (256, 256), (5, 5), (8, 16, 4, 16)
+    yield _case("n1_256x256_8x16_4x16_k5", *image, use, **gpu)
     up = {**gpu, **_UP}
     yield _case("segcaps_up_64", (64, 64), (4, 4), (8, 32, 8, 32), use, **up)
+    # Of DeepCaps and of 3D-UCaps, and a volume on the way up.
+    image = (8, 8), (3, 3), (32, 8, 32, 8)
+    yield _case("n64_8x8_32x8_32x8_k3", *image, use, **{**gpu, "batch": 64})
+    volume = (32, 64, 64), (5, 5, 5), (8, 16, 8, 32)
+    yield _case("n1_32x64x64_8x16_8x32_k5_s2", *volume, use, **gpu, strides=2)
+    volume = (16, 32, 32), (4, 4, 4), (8, 16, 8, 16)
+    yield _case("volume_up_16", *volume, use, **up)
     cpu = {**gpu, "devices": ("CPU",)}
     yield _case("segcaps_64", (64, 64), (5, 5), (4, 16, 8, 16), use, **cpu)
     half = {**gpu, "devices": _BOTH, "strides": 2}
@@ -229,4 +240,5 @@ SUITE = cases.OpSuite(
     rivals={"votes": plain},
     forward_cost=_forward_cost,
     training_cost=_training_cost,
+    torch="torch_slim_caps.py",
 )
