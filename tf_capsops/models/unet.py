@@ -6,6 +6,7 @@ import keras
 
 from tf_capsops.arguments import scaled_images, with_multiples
 from tf_capsops.models.functional import FunctionalModel
+from tf_capsops.models.mask_targets import MaskModel
 from tf_capsops.models.segmentation import probabilities
 from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.registered import registered
@@ -89,8 +90,13 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
 
 
 @registered
-class UNet(FunctionalModel):
-    """The functional model of `unet`, from images to probabilities."""
+class UNet(MaskModel, FunctionalModel):
+    """The functional model of `unet`, from images to probabilities.
+
+    `fit` and `evaluate` take masks and sample weights as those of `SegCaps`: classes,
+    `[B, H, W, 1]` or `[B, H, W]`, or one-hot, as the loss wants them; and weights
+    `[B]`, or one for each pixel.
+    """
 
     def call(self, inputs, training=None, mask=None):
         images = scaled_images(self.name, self.images_of(inputs), self.input_shape[1:])
