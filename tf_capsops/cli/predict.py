@@ -8,7 +8,7 @@ import sys
 
 from tf_capsops import options
 from tf_capsops.cli import runs
-from tf_capsops.errors import CommandError, make_directory, reported
+from tf_capsops.errors import CommandError
 
 _BATCH = 64  # pictures that are classified at a time
 
@@ -37,12 +37,26 @@ def add_arguments(parser):
         action="store_true",
         help="print a JSON list, with one object for each picture",
     )
-    parser.add_argument(
+    group = parser.add_argument_group("networks that segment")
+    group.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where a network that segments puts its masks, PNG files of the pictures' "
-        "names and sizes, with a number where a name comes twice (default: masks next "
-        "to the model)",
+        help="where masks go, PNG files of the pictures' names and sizes, with a "
+        "number where a name comes twice (default: masks next to the model)",
+    )
+    group.add_argument(
+        "--tile",
+        type=options.positive_int,
+        metavar="PIXELS",
+        help="read pictures at their own sizes, however large, in tiles of up to this "
+        "height and width (default: resize pictures to what the network takes; where "
+        "it takes any size, tiles of 1024 for larger pictures)",
+    )
+    group.add_argument(
+        "--overlays",
+        action="store_const",
+        const=True,
+        help="draw the masks over their pictures, too, in overlays/ next to them",
     )
 
 
@@ -53,7 +67,7 @@ def check(args):
 
 def run(args):
     """Reads pictures and prints. Returns the exit status, 2 if one is at fault."""
-    from tf_capsops.cli import networks
+    from tf_capsops.cli import networks, predict_masks
 
     path = runs.find(args.model)
     model, shape, classes = networks.load(path)
@@ -65,14 +79,13 @@ def run(args):
         if args.top:
             raise CommandError(f"{path} reads a class for each pixel: no --top")
         output = pathlib.Path(args.output or path.parent / "masks")
-        targets = _targets(args.pictures, output)
-        make_directory(output)
-
-        def answers_of(files, images):
-            return _masks(model, files, images, names, targets)
+        files = [file for each in args.pictures for file in _files(pathlib.Path(each))]
+        masks = predict_masks.Masks(model, names, files, output, args)
+        shape, answers_of = masks.image_shape, masks.write
     else:
-        if args.output:
-            raise CommandError(f"{path} writes no masks: no --output")
+        given = [name for name in ("output", "tile", "overlays") if getattr(args, name)]
+        if given:
+            raise CommandError(f"{path} writes no masks: no --{given[0]}")
         count = min(args.top or getattr(model, "objects", 1), classes)
 
         def answers_of(files, images):
@@ -130,35 +143,6 @@ def _files(path):
     return _within(path) if path.is_dir() else [path]
 
 
-def _targets(given, output):
-    """Returns the path of the mask of each picture.
-
-    It has the picture's name, with a number where another one has that name.
-
-    Args:
-      given: the paths of files and folders.
-      output: the folder of the masks.
-
-    Raises:
-      CommandError: if a mask would replace a picture.
-    """
-    files = [file for path in map(pathlib.Path, given) for file in _files(path)]
-    targets, sources = {}, {file.resolve(): file for file in files}
-    for file in sources.values():
-        name, number = file.stem, 1
-        while output / f"{name}.png" in targets.values():
-            number += 1
-            name = f"{file.stem}-{number}"
-        targets[file.resolve()] = output / f"{name}.png"
-    for target in targets.values():
-        if target.resolve() in sources:
-            raise CommandError(
-                f"{target} is one of the pictures, and a mask would replace it: give "
-                "another --output"
-            )
-    return targets
-
-
 def _within(folder):
     """Returns the pictures in a folder and those below it, without hidden ones."""
     from tf_capsops.data import folders
@@ -177,28 +161,6 @@ def _classes(model, files, images, names, count):
     for file, best in zip(files, _best(model, images, names, count)):
         shown = (f"{each['class']} {each['score']:.4f}" for each in best)
         yield {"file": file, **best[0], "top": best}, f"{file}: {', '.join(shown)}"
-
-
-def _masks(model, files, images, names, targets):
-    """Writes masks, and yields what is printed of each picture, for JSON and as text.
-
-    A mask has its picture's size, and the greys that masks for training have.
-    """
-    import numpy as np
-
-    from tf_capsops.data import masks
-    from tf_capsops.metrics import classes_read
-
-    greys = np.array(masks.greys_of(names), np.uint8)
-    for file, image in zip(files, images):
-        read = classes_read(model.predict_on_batch(image[np.newaxis])[0]).numpy()
-        path = targets[pathlib.Path(file).resolve()]
-        with reported(OSError):
-            masks.write(path, greys[read], like=file)
-        shares = np.bincount(read.ravel(), minlength=len(names)) / read.size
-        shown = {name: float(share) for name, share in zip(names, shares) if share}
-        text = ", ".join(f"{name} {share:.2%}" for name, share in shown.items())
-        yield {"file": file, "mask": str(path), "classes": shown}, f"{path}: {text}"
 
 
 def _best(model, images, names, count):

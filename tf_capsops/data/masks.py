@@ -268,15 +268,13 @@ def greys_of(class_names):
     return list(range(len(class_names)))
 
 
-def write(path, greys, like):
-    """Writes a mask as a PNG file of the size of a picture.
-
-    Args:
-      path: of the file.
-      greys: uint8 `[H, W]`.
-      like: the path of the picture.
-    """
+def like(path, classes):
+    """Returns classes `[H, W]` in the size of a picture, that of the nearest pixel."""
     with tf.device("CPU:0"):
-        size = tf.shape(_grey(os.fsencode(like)))[:2]
-        png = tf.io.encode_png(_resized(greys[..., np.newaxis], size))
-    pathlib.Path(path).write_bytes(png.numpy())
+        size = tf.shape(_grey(os.fsencode(path)))[:2]
+        return _resized(classes[..., np.newaxis], size).numpy()[..., 0]
+
+
+def write_png(path, image):
+    """Writes greys or colors, uint8 `[H, W, 1 or 3]`."""
+    pathlib.Path(path).write_bytes(tf.io.encode_png(image).numpy())

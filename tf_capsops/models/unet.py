@@ -98,13 +98,16 @@ class UNet(MaskModel, FunctionalModel):
     `[B]`, or one for each pixel.
     """
 
+    @property
+    def multiple(self):
+        """A number that divides the sizes of images where they are open."""
+        poolings = [isinstance(each, keras.layers.MaxPooling2D) for each in self.layers]
+        return 2 ** sum(poolings)
+
     def call(self, inputs, training=None, mask=None):
         images = scaled_images(self.name, self.images_of(inputs), self.input_shape[1:])
-        poolings = [isinstance(each, keras.layers.MaxPooling2D) for each in self.layers]
         # Features of sizes that are known are cropped instead.
-        images = with_multiples(
-            self.name, images, self.input_shape[1:], 2 ** sum(poolings)
-        )
+        images = with_multiples(self.name, images, self.input_shape[1:], self.multiple)
         return super().call(images, training=training, mask=mask)
 
 
