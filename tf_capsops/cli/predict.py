@@ -23,7 +23,8 @@ def add_arguments(parser):
         metavar="FILE|FOLDER",
         nargs="+",
         help="PNG and JPEG pictures, or folders with such, however deep; they are "
-        "resized to what the network takes, and converted to grey or colour",
+        "resized to what the network takes, and converted to grey or colour; NIfTI "
+        "volumes for a network that segments volumes",
     )
     parser.add_argument(
         "--top",
@@ -41,8 +42,9 @@ def add_arguments(parser):
     group.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where masks go, PNG files of the pictures' names and sizes, with a "
-        "number where a name comes twice (default: masks next to the model)",
+        help="where masks go, PNG or NIfTI files of the pictures' or volumes' names "
+        "and sizes, with a number where a name comes twice (default: masks next to the "
+        "model)",
     )
     group.add_argument(
         "--tile",
@@ -50,13 +52,15 @@ def add_arguments(parser):
         metavar="PIXELS",
         help="read pictures at their own sizes, however large, in tiles of up to this "
         "height and width (default: resize pictures to what the network takes; where "
-        "it takes any size, tiles of 1024 for larger pictures)",
+        "it takes any size, tiles of 1024 for larger pictures; tiles of 128 for "
+        "volumes)",
     )
     group.add_argument(
         "--overlays",
         action="store_const",
         const=True,
-        help="draw the masks over their pictures, too, in overlays/ next to them",
+        help="draw the masks over their pictures, too, or over the middle slices of "
+        "volumes, in overlays/ next to them",
     )
 
 
@@ -68,19 +72,22 @@ def check(args):
 def run(args):
     """Reads pictures and prints. Returns the exit status, 2 if one is at fault."""
     from tf_capsops.cli import networks, predict_masks
+    from tf_capsops.data import pairs
 
     path = runs.find(args.model)
     model, shape, classes = networks.load(path)
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        took = "volumes" if len(shape) > 3 else f"images of {shape[2]} channels"
-        raise CommandError(f"{path} takes {took}, and pictures have 1 or 3 channels")
+    kind = pairs.PICTURES if len(shape) == 3 else pairs.VOLUMES
+    if kind is pairs.PICTURES and shape[2] not in (1, 3):
+        raise CommandError(
+            f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
+        )
     names = networks.class_names(model, path.parent, classes)
     if networks.segments(model):
         if args.top:
             raise CommandError(f"{path} reads a class for each pixel: no --top")
         output = pathlib.Path(args.output or path.parent / "masks")
-        files = [file for each in args.pictures for file in _files(pathlib.Path(each))]
-        masks = predict_masks.Masks(model, names, files, output, args)
+        files = [file for each in args.pictures for file in _files(each, kind)]
+        masks = predict_masks.Masks(model, kind, names, files, output, args)
         shape, answers_of = masks.image_shape, masks.write
     else:
         given = [name for name in ("output", "tile", "overlays") if getattr(args, name)]
@@ -92,7 +99,7 @@ def run(args):
             return _classes(model, files, images, names, count)
 
     answers, failed = [], False
-    for files, images, faults in _batches(args.pictures, shape):
+    for files, images, faults in _batches(args.pictures, kind, shape):
         for fault in faults:
             failed = True
             print(f"tf-capsops predict: error: {fault}", file=sys.stderr, flush=True)
@@ -106,11 +113,12 @@ def run(args):
     return 2 if failed else 0
 
 
-def _batches(given, shape):
-    """Reads pictures, a batch at a time.
+def _batches(given, kind, shape):
+    """Reads pictures or volumes, a batch at a time.
 
     Args:
       given: the paths of files and folders.
+      kind: a `data.pairs.Kind`.
       shape: (height, width, channels) of the images; a height and width of None are
         those of each picture.
 
@@ -122,13 +130,16 @@ def _batches(given, shape):
 
     size = 1 if None in shape else _BATCH
     files, images, faults = [], [], []
-    for path in map(pathlib.Path, given):
-        found = _files(path)
+    for path in given:
+        found = _files(path, kind)
         if not found:
-            faults.append(f"{path} has no PNG or JPEG pictures")
+            faults.append(f"{path} has no {kind.form}s")
         for file in found:
             try:
-                images.append(data.read_pictures([file], shape)[0])
+                if len(shape) == 3:
+                    images.append(data.read_pictures([file], shape)[0])
+                else:
+                    images.append(_volume(file, shape))
                 files.append(str(file))
             except ValueError as error:
                 faults.append(str(error))
@@ -138,20 +149,37 @@ def _batches(given, shape):
     yield files, images, faults
 
 
-def _files(path):
-    """Returns the pictures that a path stands for."""
-    return _within(path) if path.is_dir() else [path]
+def _volume(file, shape):
+    """Returns a NIfTI volume.
+
+    Raises:
+      ValueError: if it has other channels than the network takes.
+    """
+    from tf_capsops import data
+
+    volume = data.read_volume(file)
+    if volume.shape[-1] != shape[-1]:
+        raise ValueError(
+            f"{file} has {volume.shape[-1]} channels, and the network takes {shape[-1]}"
+        )
+    return volume
 
 
-def _within(folder):
-    """Returns the pictures in a folder and those below it, without hidden ones."""
+def _files(path, kind):
+    """Returns the files that a path stands for."""
+    path = pathlib.Path(path)
+    return _within(path, kind) if path.is_dir() else [path]
+
+
+def _within(folder, kind):
+    """Returns the images in a folder and those below it, without hidden ones."""
     from tf_capsops.data import folders
 
     found = []
     for path in folders.visible(folder):
         if path.is_dir():
-            found += _within(path)
-        elif folders.is_picture(path):
+            found += _within(path, kind)
+        elif kind.stem(path):
             found.append(path)
     return found
 

@@ -7,6 +7,7 @@ Here is what follows from the options; `training` does the rest.
 
 import collections
 import dataclasses
+import pathlib
 import types
 
 from tf_capsops.cli import presets, train_options
@@ -36,20 +37,31 @@ def data(args):
     """Returns what to train on, as `data.load` takes it: its name, and options.
 
     Raises:
-      CommandError: if it is other data than that of the recipe, or an image has more
-        sizes than two.
+      CommandError: if it is other data than that of the recipe, or an image has too
+        many sizes.
     """
     names = ("image_size", "color_mode", "test_share", "skip_broken")
     given = {name: getattr(args, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     if "image_size" in given:
-        height, *width = given["image_size"]
-        if len(width) > 1:
-            raise CommandError("--image-size takes one number, or height and width")
-        given["image_size"] = (height, *(width or [height]))
+        size = given["image_size"]
+        if len(size) > (3 if _has_volumes(args.data) else 2):
+            raise CommandError(
+                "--image-size takes one number, or height and width, or depth, height "
+                "and width of a folder of volumes"
+            )
+        given["image_size"] = tuple(size) if len(size) > 1 else size[0]
     if args.recipe:
         return recipes.source(args.recipe, args.data), given
     return args.data or "digits", given
+
+
+def _has_volumes(source):
+    """Whether what `--data` says is a folder of NIfTI volumes with masks."""
+    folder = pathlib.Path(source or "digits")
+    return any(
+        any(folder.glob(each)) for each in ("images/*.nii*", "train/images/*.nii*")
+    )
 
 
 def settings(args, dataset=None):

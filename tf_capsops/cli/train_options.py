@@ -36,7 +36,8 @@ def _add_data(group):
         nargs="+",
         metavar="PIXELS",
         help="resize the pictures of a folder to this height and width, or height "
-        "alone if they are the same (default: the size that all pictures have)",
+        "alone if they are the same; cut and pad volumes to this depth, height and "
+        "width (default: the size that all have)",
     )
     group.add_argument(
         "--color-mode",
