@@ -68,7 +68,8 @@ share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
 
 DATA = (
     "digits, mnist, fashion_mnist, cifar10, an .npz file, a folder of pictures with a "
-    "folder for each class, or with images/ and masks/, or one of idx files; or "
+    "folder for each class, or with images/ and masks/ (pictures, or NIfTI volumes), "
+    "or one of idx files; or "
     "multimnist, affine_mnist, shifted_mnist, segmented_mnist or moving_mnist, made "
     "from mnist, or with :FILE.npz from that"
 )

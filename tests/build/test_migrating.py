@@ -6,6 +6,7 @@ import fresh
 import h5py
 import keras
 import numpy as np
+import other_networks
 import pytest
 import tensorflow as tf
 from reference import capsule_routing, squash
@@ -14,6 +15,10 @@ import tf_capsops
 
 _IMAGES = np.random.default_rng(1).uniform(size=(2, 28, 28, 1))
 _CAPSULES = np.random.default_rng(4).normal(0, 0.3, (2, 1152, 8))
+_SEGCAPS, _DEEPCAPS = (
+    other_networks.segcaps_weights(),
+    other_networks.deepcaps_weights(),
+)
 
 
 def _write_h5(path, groups):
@@ -96,6 +101,8 @@ def migrated(tmp_path_factory):
     _write_h5(folder / "trained_model.h5", _capsnet_keras())
     theirs = {"Efficient_CapsNet": _efficient_capsnet()}
     _write_h5(folder / "efficient_capsnet_MNIST.h5", theirs)
+    _write_h5(folder / "segcapsr3.hdf5", _SEGCAPS)
+    _write_h5(folder / "best_weights_1.h5", _DEEPCAPS)
     _write_checkpoint(folder / "model.ckpt", _paper())
     code = fresh.code_of(fresh.ROOT / "docs" / "migrating.md")
     save = "import numpy; numpy.save('digits.npy', digit_caps(numpy.load('in.npy')))"
@@ -171,6 +178,46 @@ def _of_efficient_capsnet(images, weights):
 def _squashed(vectors):
     norm = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return (1 - 1 / np.exp(norm)) * vectors / norm
+
+
+def test_weights_of_segcaps_give_its_results(migrated):
+    model = keras.saving.load_model(migrated / "segcaps.keras")
+    images = _IMAGES[:, :16, :24]
+    expected = other_networks.segcaps_lengths(images, _SEGCAPS)
+    assert np.ptp(expected) > 0.2
+    np.testing.assert_allclose(model.predict(images, verbose=0), expected, atol=1e-4)
+    names = "recon_1", "recon_2", "out_recon"
+    drawn = [each for name in names for each in _SEGCAPS[name]]
+    for ours, theirs in zip(model.decoder.get_weights(), drawn, strict=True):
+        np.testing.assert_array_equal(ours, theirs.astype(np.float32))
+
+
+def test_weights_of_deepcaps_give_its_capsules(migrated):
+    model = keras.saving.load_model(migrated / "deepcaps.keras")
+    layer = model.encoder.get_layer
+    cell = keras.Model(model.encoder.inputs, layer("cell_3").output)
+    expected = other_networks.deepcaps_cell_3(_IMAGES, _DEEPCAPS)
+    found = cell.predict(_IMAGES, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    # A vote of a child for a parent in each of the layers that are routed.
+    W, _ = _DEEPCAPS["digit_caps"]
+    ours = layer("digit_caps").kernel.numpy()
+    np.testing.assert_allclose(ours[17, 3], W[3, 17], rtol=1e-6)
+    W, b = _DEEPCAPS["conv_capsule_layer3d_1"]
+    ours, bias = layer("cell_4_around").get_weights()
+    for parent, entry in ((0, 0), (9, 5), (31, 7)):
+        theirs = np.moveaxis(W[..., 0, 8 * parent + entry], 0, -1)
+        np.testing.assert_allclose(ours[..., parent, entry], theirs, rtol=1e-6)
+        assert bias[parent, entry] == np.float32(b[parent, entry, 0, 0])
+    capsule = np.random.default_rng(6).normal(size=(2, 32))
+    masked = np.zeros([2, 10, 32])
+    masked[0, 3], masked[1, 8] = capsule
+    drawn = other_networks.deepcaps_drawn(capsule, _DEEPCAPS)
+    np.testing.assert_allclose(
+        model.decoder.predict(masked.reshape(2, 320), verbose=0),
+        1 / (1 + np.exp(-drawn)),
+        atol=1e-5,
+    )
 
 
 def test_a_checkpoint_of_the_papers_code_gives_its_results(migrated):

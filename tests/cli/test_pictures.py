@@ -346,7 +346,10 @@ def test_a_run_is_tested_on_the_pictures_that_it_was_not_trained_on(
         ({"classes": ["cat"]}, "classes must be the names of 2 classes, got ['cat']"),
         ({"classes": {"cat": 0}}, "classes must be the names of 2 classes, got {"),
         ({"pictures": 3}, "pictures must be an object, got 3"),
-        ({"pictures": {"image_size": [8]}}, "image_size must be two integers, got [8]"),
+        (
+            {"pictures": {"image_size": [8]}},
+            "image_size must be two or three integers, got [",
+        ),
         ({"pictures": {"test_share": 2}}, "test_share must be between 0 and 1 or null"),
     ],
     ids=str,

@@ -179,8 +179,10 @@ def test_a_preset_of_networks_for_masks_waits_for_the_data():
     train.add_arguments(parser)
     given = ["--data", "segmented_mnist:digits", "--preset", "paper"]
     train.check(parser.parse_args(given))
-    with pytest.raises(CommandError, match="no --flip"):
-        train.check(parser.parse_args([*given, "--model", "segcaps", "--flip"]))
+    train.check(parser.parse_args([*given, "--model", "segcaps", "--flip"]))
+    with pytest.raises(CommandError, match="no --class-weight"):
+        given += ["--model", "segcaps", "--class-weight", "balanced"]
+        train.check(parser.parse_args(given))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +214,6 @@ def test_generated_masks_train_and_resume(data_name, model, shape, tmp_path, cap
     "arguments, text",
     [
         (["train", "--model", "capsnet"], "blobs has masks: give --model segcaps"),
-        (
-            ["train", "--flip"],
-            "blobs has masks, and distortion does not move the masks: no --flip",
-        ),
         (["train", "--class-weight", "balanced"], "a class for each pixel: no --class"),
         (
             ["train", "--model", "segcaps", "--preset", "chen"],

@@ -16,16 +16,21 @@ from tf_capsops.models import deepcaps, segcaps, ucaps3d, unet
 _RANDOM = np.random.default_rng(7)
 _IMAGES = _RANDOM.random([6, 8, 16, 1], np.float32)
 _MASKS = np.floor(_IMAGES * 3).astype(np.int32)
+_CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy()
+both_builds = pytest.mark.parametrize("build", [segcaps, unet])
 
 
 def _model(build=segcaps, shape=(8, 16, 1), classes=3, compiled=True, **options):
     keras.utils.set_random_seed(1)
     model = build(shape, classes, size="small")
     if compiled:
-        model.compile(keras.optimizers.Adam(0.005), **options)
+        losses = keras.losses.BinaryCrossentropy(), _CROSS_ENTROPY
+        loss = losses[classes > 1] if build is unet else None
+        model.compile(keras.optimizers.Adam(0.005), **{"loss": loss, **options})
     return model
 
 
+@both_builds
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}])
 @pytest.mark.parametrize(
     "classes, masks, text",
@@ -37,37 +42,69 @@ def _model(build=segcaps, shape=(8, 16, 1), classes=3, compiled=True, **options)
         (3, 255 * np.eye(3)[_MASKS[..., 0]], "numbers from 0 to 1, got 255"),
     ],
 )
-def test_masks_of_other_classes_are_refused(classes, masks, text, options):
-    model = _model(classes=classes, **options)
+def test_masks_of_other_classes_are_refused(build, classes, masks, text, options):
+    model = _model(build, classes=classes, **options)
     before = model.get_weights()
     for use in (model.fit, model.evaluate):
-        with pytest.raises(ValueError, match=f"^segcaps: masks must be {text}"):
+        with pytest.raises(ValueError, match=f"^{model.name}: masks must be {text}"):
             use(_IMAGES, masks, verbose=0)
     for ours, theirs in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@both_builds
+@pytest.mark.parametrize("shape", [(6, 8, 8), (6, 8, 8, 1), (6, 8, 16, 2), (5, 8, 16)])
+def test_masks_of_other_sizes_are_refused(build, shape):
+    text = (
+        rf"^{build.__name__}: masks of images \(6, 8, 16, 1\) must .* got \({shape[0]}"
+    )
+    for use in (_model(build).fit, _model(build).evaluate):
+        with pytest.raises(ValueError, match=text):
+            use(tf.data.Dataset.from_tensors((_IMAGES, np.zeros(shape, int))))
+
+
+@both_builds
+def test_class_weights_are_for_data_sets(build):
+    weights, options = {0: 1.0, 1: 0.0, 2: 3.0}, {"epochs": 2, "verbose": 0}
+    for use in (_model(build).fit, _model(build).train_on_batch):
+        with pytest.raises(
+            ValueError, match=f"^{build.__name__}: class_weight weighs s"
+        ):
+            use(_IMAGES, _MASKS, class_weight=weights)
+    batches = tf.data.Dataset.from_tensors((_IMAGES, _MASKS))
+    found = _model(build).fit(batches, class_weight=weights, **options)
+    each = np.take([1.0, 0.0, 3.0], _MASKS[..., 0])
+    expected = _model(build).fit(_IMAGES, _MASKS, sample_weight=each, **options)
+    np.testing.assert_allclose(
+        found.history["loss"], expected.history["loss"], rtol=1e-5
+    )
+
+
+@both_builds
 @pytest.mark.parametrize("classes", [1, 3])
-def test_masks_need_no_last_axis(classes):
+def test_masks_need_no_last_axis(build, classes):
     masks = np.minimum(_MASKS, max(1, classes - 1))
     losses = []
     for each in (masks, masks[..., 0], tf.constant(masks[..., 0])):
-        model = _model(classes=classes, metrics=["accuracy", Dice(classes)])
+        model = _model(build, classes=classes, metrics=["accuracy", Dice(classes)])
         history = model.fit(_IMAGES, each, batch_size=2, shuffle=False, verbose=0)
-        inputs = {"images": _IMAGES, "masks": each}
-        found = [history.history["loss"], model.evaluate(_IMAGES, each, verbose=0)]
-        losses.append([*found, model.evaluate(inputs, verbose=0)])
-        drawn = model.reconstruct(_IMAGES, each)
-        np.testing.assert_array_equal(drawn, model.reconstruct(_IMAGES, masks))
+        losses.append([history.history["loss"]])
+        losses[-1].append(model.evaluate(_IMAGES, each, verbose=0))
+        if build is segcaps:
+            inputs = {"images": _IMAGES, "masks": each}
+            losses[-1].append(model.evaluate(inputs, verbose=0))
+            drawn = model.reconstruct(_IMAGES, each)
+            np.testing.assert_array_equal(drawn, model.reconstruct(_IMAGES, masks))
     for other in losses[1:]:
         for ours, theirs in zip(losses[0], other):
             np.testing.assert_allclose(theirs, ours, rtol=1e-5)
 
 
-def test_weights_and_masks_are_one_array():
-    model = _model()
+@both_builds
+def test_weights_and_masks_are_one_array(build):
+    model = _model(build)
     for weights in ({"scores": np.ones(6)}, [np.ones(6)]):
-        with pytest.raises(ValueError, match="segcaps: sample_weight must be one arr"):
+        with pytest.raises(ValueError, match=": sample_weight must be one array"):
             model.fit(_IMAGES, _MASKS, sample_weight=weights, verbose=0)
     with pytest.raises(ValueError, match=r"masks must be one array, .* got a dict"):
         model.fit(_IMAGES, {"scores": _MASKS}, verbose=0)

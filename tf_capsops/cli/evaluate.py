@@ -10,6 +10,8 @@ from tf_capsops import options
 from tf_capsops.cli import runs
 from tf_capsops.errors import make_directory, reported, require
 
+_DRAWN = 4  # of the first images and of the worst ones, how many are drawn
+
 
 def add_arguments(parser):
     """Adds the arguments of `tf-capsops evaluate`."""
@@ -22,7 +24,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where confusion.png and confusion.json go (default: next to the model)",
+        help="where confusion.png and confusion.json go, or with masks "
+        "segmentation.json and overlays.png (default: next to the model)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -103,14 +106,16 @@ def _segmentation(args, model, dataset, directory):
     """Evaluates a network that segments. Returns the exit status."""
     from tf_capsops.cli import evaluation
 
-    matrix = evaluation.count_pixels(model, dataset.test, args.batch_size or 8)
+    batch_size = args.batch_size or 8
+    matrix, dice = evaluation.count_pixels(model, dataset.test, batch_size)
     overlaps = evaluation.overlaps(matrix)
+    names = evaluation.names(dataset, directory, len(matrix))
     result = {
         "data": dataset.name,
         "images": len(dataset.test),
         "pixel_accuracy": float(matrix.trace() / matrix.sum()),
-        **{f"mean_{name}": _mean(each) for name, each in overlaps.items()},
-        "class_names": evaluation.names(dataset, directory, len(matrix)),
+        **{f"mean_{name}": evaluation.mean(each) for name, each in overlaps.items()},
+        "class_names": names,
         **overlaps,
         "pixels": matrix.sum(axis=1).tolist(),
         "confusion": matrix.tolist(),
@@ -119,14 +124,28 @@ def _segmentation(args, model, dataset, directory):
     _write(
         args,
         directory,
-        {"segmentation.json": lambda path: runs.write_json(path, result)},
+        {
+            "segmentation.json": lambda path: runs.write_json(path, result),
+            "overlays.png": lambda path: _draw(model, dataset, dice, names, path),
+        },
     )
     return 0
 
 
-def _mean(values):
-    known = [each for each in values if each is not None]
-    return sum(known) / len(known)
+def _draw(model, dataset, dice, names, path):
+    """Draws the first test images, and the worst of the others, with their masks."""
+    from tf_capsops.cli import overlays
+    from tf_capsops.metrics import classes_read
+
+    everything = range(len(dice))
+    worst = sorted(everything[_DRAWN:], key=dice.__getitem__)[:_DRAWN]
+    numbers = [*everything[:_DRAWN], *worst]
+    samples, read = [], []
+    for number in numbers:
+        (image,), (mask,) = (each.numpy() for each in dataset.test.take([number]))
+        samples.append((image, mask[..., 0], number))
+        read.append(classes_read(model.predict_on_batch(image[None])[0]).numpy())
+    overlays.draw(samples, read, [dice[each] for each in numbers], names, path)
 
 
 def _text_of_masks(result):

@@ -57,14 +57,24 @@ def count_pixels(model, samples, batch_size):
 
     Returns:
       Pixels `[classes, classes]`: rows are those of masks, columns predictions. A
-      network of one class reads two, background and object.
+      network of one class reads two, background and object. And the Dice coefficient of
+      each image, the mean of the classes that it or its prediction shows.
     """
     classes = max(2, model.output_shape[-1])
-    total = np.zeros([classes, classes], np.int64)
+    total, dice = np.zeros([classes, classes], np.int64), []
     for images, masks in samples.batches(batch_size):
         read = classes_read(model.predict_on_batch(images)).numpy()
-        total += confusion_matrix(masks.numpy().ravel(), read.ravel(), classes)
-    return total
+        for mask, found in zip(masks.numpy(), read):
+            counts = confusion_matrix(mask.ravel(), found.ravel(), classes)
+            total += counts
+            dice.append(mean(overlaps(counts)["dice"]))
+    return total, dice
+
+
+def mean(values):
+    """Returns the mean of a list without those that are None."""
+    known = [each for each in values if each is not None]
+    return sum(known) / len(known)
 
 
 def overlaps(matrix):

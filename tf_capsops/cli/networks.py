@@ -233,7 +233,8 @@ def open_data(source, **options):
         require("sklearn")
     if sys.stderr.isatty() and data.is_pictures(source):
         print(f"looking at all pictures in {source}", file=sys.stderr, flush=True)
-    with reported(ValueError, OSError), warnings.catch_warnings(record=True) as caught:
+    errors = ValueError, OSError, ImportError
+    with reported(*errors), warnings.catch_warnings(record=True) as caught:
         dataset = data.load(source, **options)
     for each in caught:
         print(f"warning: {each.message}", file=sys.stderr)
@@ -319,7 +320,9 @@ def _options(directory, source, shape, classes):
     Of the data that a run was trained on, the same are for testing as then.
     """
     config, kept = runs.read_config(directory), runs.read_pictures(directory)
-    options = {"color_mode": {1: "grayscale", 3: "rgb"}.get(shape[-1])}
+    options = {}
+    if len(shape) == 3:
+        options["color_mode"] = {1: "grayscale", 3: "rgb"}.get(shape[-1])
     if None not in shape[:-1]:
         options["image_size"] = shape[:-1]
     elif kept.get("image_size"):

@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds images out, and makes batches of the others, distorted as a seed has it."""
 
-import math
-
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.data.samples import warp
+from tf_capsops.cli.distortions import distort, distort_masks
 from tf_capsops.errors import CommandError, reported
 from tf_capsops.untuned import untuned
 
@@ -59,7 +57,7 @@ def training_batches(
     Args:
       samples: a `data.Samples`.
       batch_size: images a batch; the last of an epoch may be smaller.
-      distortion: a `presets.Distortion` of the images alone, not of their targets.
+      distortion: a `presets.Distortion` of the images, and of masks with them.
       seed: an int; the same one gives the same batches.
       class_weight: "balanced" if all classes are to count alike in the loss, however
         many images each has; None if all images are.
@@ -85,6 +83,8 @@ def training_batches(
 
     def batch(number, chosen):
         images, targets = samples.make(*chosen)
+        if _is_mask(targets):
+            targets = distort_masks(targets, [seed, number], distortion)
         images = distort(images, [seed, number], distortion)
         if weights is None:
             return images, targets
@@ -96,82 +96,12 @@ def training_batches(
     return untuned(batches.apply(endless).prefetch(4))
 
 
+def _is_mask(targets):
+    return not isinstance(targets, dict) and targets.shape.rank > 2
+
+
 def _balanced(labels):
     """Returns weights by class, with which all have the same sum; 1 on average."""
     counts = np.bincount(labels)
     images = len(labels) / np.count_nonzero(counts)
     return (images / np.maximum(counts, 1)).astype(np.float32)
-
-
-def distort(images, seed, distortion):
-    """Changes each image by random amounts: its place, its light, and what it shows.
-
-    Args:
-      images: `[B, H, W, C]`, from 0 to 1.
-      seed: two integers.
-      distortion: a `presets.Distortion`, which has the largest amounts. Where it
-        neither turns nor zooms, shifts are whole pixels and lose nothing. What comes
-        from outside of an image is zero.
-    """
-    largest, seed = distortion, tf.cast(seed, tf.int64)
-    images = _moved(images, seed, largest)
-    if not (largest.flip or largest.brightness or largest.contrast or largest.erase):
-        return images
-    count = tf.shape(images)[0]
-    own = tf.random.experimental.stateless_fold_in(seed, 1)
-    draws = tf.random.stateless_uniform([7, count, 1, 1, 1], own)
-    if largest.flip:
-        mirrored = tf.reverse(images, axis=[2])
-        images = tf.where(draws[0] < largest.flip, mirrored, images)
-    if largest.brightness or largest.contrast:
-        mean = tf.reduce_mean(images, axis=(1, 2, 3), keepdims=True)
-        contrast = 1 + (2 * draws[1] - 1) * largest.contrast
-        brightness = (2 * draws[2] - 1) * largest.brightness
-        images = mean + brightness + (images - mean) * contrast
-        images = tf.clip_by_value(images, 0.0, 1.0)
-    return _erased(images, draws[3:], largest.erase) if largest.erase else images
-
-
-def _erased(images, draws, largest):
-    """Replaces in each image a rectangle of random area, form and place by the mean.
-
-    Args:
-      images: `[B, H, W, C]`.
-      draws: four numbers from 0 to 1 for each, `[4, B, 1, 1, 1]`.
-      largest: the rectangle's largest share of the image's area.
-    """
-    share, form = draws[0] * largest, 4 ** (draws[1] - 0.5)  # up to twice as wide
-    mean = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
-    inside = True
-    for axis, factor, place in ((1, 1 / form, draws[2]), (2, form, draws[3])):
-        length = images.shape[axis]
-        size = tf.minimum(tf.sqrt(share * factor), 1.0) * length
-        shape = [-1 if each == axis else 1 for each in range(4)]
-        pixels = tf.reshape(tf.range(length, dtype=tf.float32) + 0.5, shape)
-        begin = place * (length - size)
-        inside &= (begin <= pixels) & (pixels < begin + size)
-    return tf.where(inside, mean, images)
-
-
-def _moved(images, seed, largest):
-    """Shifts, turns and zooms each image."""
-    if not (largest.shift or largest.degrees or largest.zoom):
-        return images
-    count = tf.shape(images)[0]
-    height, width = images.shape[1:3]
-    draws = tf.random.stateless_uniform([count, 4], seed, -1.0, 1.0)
-    angle = draws[:, 0] * math.radians(largest.degrees)
-    scale = tf.exp(draws[:, 1] * math.log1p(largest.zoom))
-    if largest.degrees or largest.zoom:
-        shift = draws[:, 2:] * largest.shift
-    else:
-        # Every whole number of pixels is as likely as any other.
-        shift = tf.round(draws[:, 2:] * (largest.shift + 0.4999))
-    cos, sin = scale * tf.cos(angle), scale * tf.sin(angle)
-    middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
-    rows = (
-        [cos, -sin, middle_x - cos * middle_x + sin * middle_y + shift[:, 0]],
-        [sin, cos, middle_y - sin * middle_x - cos * middle_y + shift[:, 1]],
-    )
-    transforms = tf.stack([tf.stack(row, axis=1) for row in rows], axis=1)
-    return warp(images, transforms, (height, width))

@@ -8,7 +8,7 @@ import sys
 
 from tf_capsops import options
 from tf_capsops.cli import runs
-from tf_capsops.errors import CommandError, make_directory, reported
+from tf_capsops.errors import CommandError
 
 _BATCH = 64  # pictures that are classified at a time
 
@@ -23,7 +23,8 @@ def add_arguments(parser):
         metavar="FILE|FOLDER",
         nargs="+",
         help="PNG and JPEG pictures, or folders with such, however deep; they are "
-        "resized to what the network takes, and converted to grey or colour",
+        "resized to what the network takes, and converted to grey or colour; NIfTI "
+        "volumes for a network that segments volumes",
     )
     parser.add_argument(
         "--top",
@@ -37,12 +38,29 @@ def add_arguments(parser):
         action="store_true",
         help="print a JSON list, with one object for each picture",
     )
-    parser.add_argument(
+    group = parser.add_argument_group("networks that segment")
+    group.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where a network that segments puts its masks, PNG files of the pictures' "
-        "names and sizes, with a number where a name comes twice (default: masks next "
-        "to the model)",
+        help="where masks go, PNG or NIfTI files of the pictures' or volumes' names "
+        "and sizes, with a number where a name comes twice (default: masks next to the "
+        "model)",
+    )
+    group.add_argument(
+        "--tile",
+        type=options.positive_int,
+        metavar="PIXELS",
+        help="read pictures at their own sizes, however large, in tiles of up to this "
+        "height and width (default: resize pictures to what the network takes; where "
+        "it takes any size, tiles of 1024 for larger pictures; tiles of 128 for "
+        "volumes)",
+    )
+    group.add_argument(
+        "--overlays",
+        action="store_const",
+        const=True,
+        help="draw the masks over their pictures, too, or over the middle slices of "
+        "volumes, in overlays/ next to them",
     )
 
 
@@ -53,33 +71,35 @@ def check(args):
 
 def run(args):
     """Reads pictures and prints. Returns the exit status, 2 if one is at fault."""
-    from tf_capsops.cli import networks
+    from tf_capsops.cli import networks, predict_masks
+    from tf_capsops.data import pairs
 
     path = runs.find(args.model)
     model, shape, classes = networks.load(path)
-    if len(shape) != 3 or shape[2] not in (1, 3):
-        took = "volumes" if len(shape) > 3 else f"images of {shape[2]} channels"
-        raise CommandError(f"{path} takes {took}, and pictures have 1 or 3 channels")
+    kind = pairs.PICTURES if len(shape) == 3 else pairs.VOLUMES
+    if kind is pairs.PICTURES and shape[2] not in (1, 3):
+        raise CommandError(
+            f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
+        )
     names = networks.class_names(model, path.parent, classes)
     if networks.segments(model):
         if args.top:
             raise CommandError(f"{path} reads a class for each pixel: no --top")
         output = pathlib.Path(args.output or path.parent / "masks")
-        targets = _targets(args.pictures, output)
-        make_directory(output)
-
-        def answers_of(files, images):
-            return _masks(model, files, images, names, targets)
+        files = [file for each in args.pictures for file in _files(each, kind)]
+        masks = predict_masks.Masks(model, kind, names, files, output, args)
+        shape, answers_of = masks.image_shape, masks.write
     else:
-        if args.output:
-            raise CommandError(f"{path} writes no masks: no --output")
+        given = [name for name in ("output", "tile", "overlays") if getattr(args, name)]
+        if given:
+            raise CommandError(f"{path} writes no masks: no --{given[0]}")
         count = min(args.top or getattr(model, "objects", 1), classes)
 
         def answers_of(files, images):
             return _classes(model, files, images, names, count)
 
     answers, failed = [], False
-    for files, images, faults in _batches(args.pictures, shape):
+    for files, images, faults in _batches(args.pictures, kind, shape):
         for fault in faults:
             failed = True
             print(f"tf-capsops predict: error: {fault}", file=sys.stderr, flush=True)
@@ -93,11 +113,12 @@ def run(args):
     return 2 if failed else 0
 
 
-def _batches(given, shape):
-    """Reads pictures, a batch at a time.
+def _batches(given, kind, shape):
+    """Reads pictures or volumes, a batch at a time.
 
     Args:
       given: the paths of files and folders.
+      kind: a `data.pairs.Kind`.
       shape: (height, width, channels) of the images; a height and width of None are
         those of each picture.
 
@@ -109,13 +130,16 @@ def _batches(given, shape):
 
     size = 1 if None in shape else _BATCH
     files, images, faults = [], [], []
-    for path in map(pathlib.Path, given):
-        found = _files(path)
+    for path in given:
+        found = _files(path, kind)
         if not found:
-            faults.append(f"{path} has no PNG or JPEG pictures")
+            faults.append(f"{path} has no {kind.form}s")
         for file in found:
             try:
-                images.append(data.read_pictures([file], shape)[0])
+                if len(shape) == 3:
+                    images.append(data.read_pictures([file], shape)[0])
+                else:
+                    images.append(_volume(file, shape))
                 files.append(str(file))
             except ValueError as error:
                 faults.append(str(error))
@@ -125,49 +149,37 @@ def _batches(given, shape):
     yield files, images, faults
 
 
-def _files(path):
-    """Returns the pictures that a path stands for."""
-    return _within(path) if path.is_dir() else [path]
-
-
-def _targets(given, output):
-    """Returns the path of the mask of each picture.
-
-    It has the picture's name, with a number where another one has that name.
-
-    Args:
-      given: the paths of files and folders.
-      output: the folder of the masks.
+def _volume(file, shape):
+    """Returns a NIfTI volume.
 
     Raises:
-      CommandError: if a mask would replace a picture.
+      ValueError: if it has other channels than the network takes.
     """
-    files = [file for path in map(pathlib.Path, given) for file in _files(path)]
-    targets, sources = {}, {file.resolve(): file for file in files}
-    for file in sources.values():
-        name, number = file.stem, 1
-        while output / f"{name}.png" in targets.values():
-            number += 1
-            name = f"{file.stem}-{number}"
-        targets[file.resolve()] = output / f"{name}.png"
-    for target in targets.values():
-        if target.resolve() in sources:
-            raise CommandError(
-                f"{target} is one of the pictures, and a mask would replace it: give "
-                "another --output"
-            )
-    return targets
+    from tf_capsops import data
+
+    volume = data.read_volume(file)
+    if volume.shape[-1] != shape[-1]:
+        raise ValueError(
+            f"{file} has {volume.shape[-1]} channels, and the network takes {shape[-1]}"
+        )
+    return volume
 
 
-def _within(folder):
-    """Returns the pictures in a folder and those below it, without hidden ones."""
+def _files(path, kind):
+    """Returns the files that a path stands for."""
+    path = pathlib.Path(path)
+    return _within(path, kind) if path.is_dir() else [path]
+
+
+def _within(folder, kind):
+    """Returns the images in a folder and those below it, without hidden ones."""
     from tf_capsops.data import folders
 
     found = []
     for path in folders.visible(folder):
         if path.is_dir():
-            found += _within(path)
-        elif folders.is_picture(path):
+            found += _within(path, kind)
+        elif kind.stem(path):
             found.append(path)
     return found
 
@@ -177,28 +189,6 @@ def _classes(model, files, images, names, count):
     for file, best in zip(files, _best(model, images, names, count)):
         shown = (f"{each['class']} {each['score']:.4f}" for each in best)
         yield {"file": file, **best[0], "top": best}, f"{file}: {', '.join(shown)}"
-
-
-def _masks(model, files, images, names, targets):
-    """Writes masks, and yields what is printed of each picture, for JSON and as text.
-
-    A mask has its picture's size, and the greys that masks for training have.
-    """
-    import numpy as np
-
-    from tf_capsops.data import masks
-    from tf_capsops.metrics import classes_read
-
-    greys = np.array(masks.greys_of(names), np.uint8)
-    for file, image in zip(files, images):
-        read = classes_read(model.predict_on_batch(image[np.newaxis])[0]).numpy()
-        path = targets[pathlib.Path(file).resolve()]
-        with reported(OSError):
-            masks.write(path, greys[read], like=file)
-        shares = np.bincount(read.ravel(), minlength=len(names)) / read.size
-        shown = {name: float(share) for name, share in zip(names, shares) if share}
-        text = ", ".join(f"{name} {share:.2%}" for name, share in shown.items())
-        yield {"file": file, "mask": str(path), "classes": shown}, f"{path}: {text}"
 
 
 def _best(model, images, names, count):

@@ -9,6 +9,8 @@ import dataclasses
 class Distortion:
     """The largest random changes of training images.
 
+    Masks are shifted, turned, zoomed, flipped and bent with their images.
+
     Args:
       shift: in pixels.
       degrees: by which images are turned.
@@ -17,6 +19,7 @@ class Distortion:
       brightness: what is added to all pixels, which are numbers from 0 to 1.
       contrast: as a share of the distance of pixels from their mean.
       erase: as a share of the image's area, the rectangle that is replaced by the mean.
+      elastic: in pixels, by which images are bent.
     """
 
     shift: float = 0.0
@@ -26,6 +29,7 @@ class Distortion:
     brightness: float = 0.0
     contrast: float = 0.0
     erase: float = 0.0
+    elastic: float = 0.0
 
     @property
     def entries(self):
@@ -279,7 +283,7 @@ SEGMENTERS = tuple(_RATES)
 
 
 def _for_masks(rate):
-    """Returns presets whose images stay where they are, for their masks do, too."""
+    """Returns presets whose images stay where they are."""
     small = Preset(
         network={"size": "small"},
         epochs=60,

@@ -251,7 +251,7 @@ def _is_share(value):
 
 def _is_size(value):
     return value is None or (
-        isinstance(value, list) and len(value) == 2 and all(map(_is_int(1), value))
+        isinstance(value, list) and len(value) in (2, 3) and all(map(_is_int(1), value))
     )
 
 
@@ -281,7 +281,7 @@ _ENTRIES = {
         lambda value: value in (None, "mirrored", "multiworker"),
     ),
     "pictures": ("an object", lambda value: isinstance(value, dict)),
-    "image_size": ("two integers", _is_size),
+    "image_size": ("two or three integers", _is_size),
     "test_share": ("between 0 and 1 or null", _is_share),
 }
 

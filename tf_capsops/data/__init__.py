@@ -9,6 +9,7 @@ from tf_capsops.data.pictures import Pictures, read_pictures
 from tf_capsops.data.samples import Samples
 from tf_capsops.data.segmented_mnist import MovingMnist, SegmentedMnist
 from tf_capsops.data.sources import absolute, is_pictures, load
+from tf_capsops.data.volumes import read_volume
 
 __all__ = [
     "AffineMnist",
@@ -23,4 +24,5 @@ __all__ = [
     "is_pictures",
     "load",
     "read_pictures",
+    "read_volume",
 ]

@@ -252,21 +252,21 @@ def shapes_of(paths):
     return shapes
 
 
-def check_broken(broken, skip_broken):
+def check_broken(broken, skip_broken, name="picture"):
     """Raises a ValueError if there are broken files that may not be skipped."""
     if len(broken) and not skip_broken:
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
         raise ValueError(
-            f"{broken[0]} cannot be read as a picture{more}: take it out, or give "
+            f"{broken[0]} cannot be read as a {name}{more}: take it out, or give "
             "--skip-broken"
         )
 
 
-def warn_of_skipped(files):
+def warn_of_skipped(files, name="picture"):
     """Warns of files that are left out, on behalf of the caller's caller."""
-    what = "files that are no pictures, such as"
+    what = f"files that are no {name}s, such as"
     if len(files) == 1:
-        what = "file that is no picture,"
+        what = f"file that is no {name},"
     warnings.warn(f"skipped {len(files)} {what} {files[0]}", stacklevel=3)
 
 

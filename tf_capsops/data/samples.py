@@ -108,14 +108,15 @@ def uniform(shape, seed, part, epoch):
     return tf.random.stateless_uniform(shape, seeds, alg="philox")
 
 
-def warp(images, transforms, size):
-    """Maps images affinely, with zeros around them; bilinear between pixels.
+def warp(images, transforms, size, interpolation="BILINEAR"):
+    """Maps images affinely, with zeros around them.
 
     Args:
       images: `[B, H, W, C]`.
       transforms: `[B, 2, 3]`: takes (x, y, 1) of a pixel of the result to the x and y
         that it comes from.
       size: (height, width) of the result.
+      interpolation: between pixels, `"BILINEAR"`, or `"NEAREST"` for masks.
     """
     flat = tf.reshape(transforms, [-1, 6])
     warped = tf.raw_ops.ImageProjectiveTransformV3(
@@ -124,7 +125,7 @@ def warp(images, transforms, size):
         transforms=tf.pad(flat, [[0, 0], [0, 2]]),
         output_shape=size,
         fill_value=0.0,
-        interpolation="BILINEAR",
+        interpolation=interpolation,
         fill_mode="CONSTANT",
     )
     return tf.ensure_shape(warped, [*images.shape[:1], *size, images.shape[-1]])

@@ -6,7 +6,7 @@ import os
 
 import keras
 
-from tf_capsops.data import dataset, files, masks, pictures
+from tf_capsops.data import dataset, files, masks, pairs, pictures, volumes
 from tf_capsops.data.affine_mnist import AffineMnist, ShiftedMnist
 from tf_capsops.data.multimnist import MultiMnist
 from tf_capsops.data.segmented_mnist import MovingMnist, SegmentedMnist
@@ -38,7 +38,8 @@ def load(source, seed=0, **options):
         * the path of a folder of PNG and JPEG pictures, which has one folder for each
           class, or `train` and `test` with these in each; or pictures in `images` and
           grey masks of the same names in `masks`, in which each grey is a class.
-          Pictures are decoded as they are needed;
+          Pictures are decoded as they are needed. Or NIfTI volumes and masks, which
+          nibabel reads;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
         * `"multimnist"`, `"affine_mnist"`, `"shifted_mnist"`, `"segmented_mnist"` or
@@ -49,7 +50,8 @@ def load(source, seed=0, **options):
       **options: for folders of pictures alone:
 
         * `image_size`: (height, width) that pictures are resized to, without regard to
-          their proportions; None for their own, if they all have the same;
+          their proportions; (depth, height, width) that volumes are cut or padded to,
+          about the middle; None for their own, if they all have the same;
         * `color_mode`: `"rgb"` or `"grayscale"`, which pictures are converted to; None
           for what they are, if they all are the same. An alpha channel is dropped;
         * `test_share`: how much of each class is for testing, where the folder has no
@@ -68,6 +70,7 @@ def load(source, seed=0, **options):
       ValueError: if a file does not hold such arrays, a download fails, or a folder of
         pictures is not as it must be; the message names the file or folder at fault.
       FileNotFoundError: if there is no such file.
+      ImportError: if the folder has NIfTI volumes, and nibabel is not installed.
 
     >>> from tf_capsops import data
     >>> digits = data.load("digits")
@@ -136,9 +139,10 @@ def _plain(source, seed, options, before=""):
             f"no data at {source!r}: data must be {names}, an .npz file or a folder of "
             "pictures or idx files"
         )
-    masks.check(source)
-    if masks.is_in(source):
-        return masks.load(source, seed, **options)
+    pairs.check(source)
+    if pairs.are_in(source):
+        loads = {pairs.PICTURES: masks.load, pairs.VOLUMES: volumes.load}
+        return loads[pairs.kind_in(source)](source, seed, **options)
     if is_pictures(source):
         return pictures.load(source, seed, **options)
     return files.read(source)

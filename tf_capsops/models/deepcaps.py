@@ -154,6 +154,8 @@ def deepcaps(
       pixels or fewer: as theirs for these images, which are the only ones that theirs
       draw.
     * The squash of routed capsules has an epsilon, and so a gradient at zero.
+    * Their layer that routes over all pixels reads its input, whose axes are pixels,
+      types and dimensions in memory, as if the pixels came last.
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are

@@ -5,18 +5,18 @@
 import abc
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import image_range, scaled_images, with_multiples
 from tf_capsops.losses import one_hot_labels
 from tf_capsops.metrics import classes_read
-from tf_capsops.models.images import ImageModel, images_and
+from tf_capsops.models.images import images_and
+from tf_capsops.models.mask_targets import MaskModel, with_axis
 
 _PARTS = "network", "decoder"
 
 
-class Segmenter(ImageModel, keras.Model):
+class Segmenter(MaskModel, keras.Model):
     """The base of `SegCaps` and `UCaps3D`, which adds their own losses to the user's.
 
     Keras trains models whose targets come with the data. Here the masks are an input as
@@ -57,22 +57,11 @@ class Segmenter(ImageModel, keras.Model):
     def num_classes(self):
         return self.network.output["scores"].shape[-1]
 
-    def images_of(self, inputs):
-        return images_and(self.owner, "masks", inputs)[0]
-
-    def check_targets(self, x, y):
-        _, masks = images_and(self.owner, "masks", x)
-        if y is None and masks is None:
-            raise ValueError(
-                f"{self.owner}: fit and evaluate need masks beside the images"
-            )
-        rank = len(self.image_shape) + 1
-        for each in (masks, y):
-            if each is not None:
-                _check_masks(self.owner, each, rank, self.num_classes)
+    def images_and_masks(self, inputs):
+        return images_and(self.owner, "masks", inputs)
 
     def call(self, inputs, training=None):
-        images, masks = images_and(self.owner, "masks", inputs)
+        images, masks = self.images_and_masks(inputs)
         images = self._checked(images)
         outputs = self.network(images, training=training)
         if masks is not None:
@@ -113,40 +102,13 @@ class Segmenter(ImageModel, keras.Model):
         masks = classes_read(scores) if masks is None else masks
         return self.drawn(outputs, _one_hot(masks, scores))
 
-    def train_step(self, data):
-        return super().train_step(self._masks_as_input(data))
-
-    def test_step(self, data):
-        return super().test_step(self._masks_as_input(data))
-
-    def _masks_as_input(self, data):
-        """Returns Keras' (x, y, sample_weight) of a batch, with the masks in x too."""
+    def prepared(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        images, masks = images_and(self.owner, "masks", x)
+        images, masks = self.images_and_masks(x)
         y = masks if y is None else y
         masks = y if masks is None else masks
-        _check_one_array(self.owner, "sample_weight", sample_weight)
-        if sample_weight is not None:
-            # Losses have one number for each pixel.
-            while len(sample_weight.shape) < len(images.shape) - 1:
-                sample_weight = sample_weight[..., tf.newaxis]
-        return {"images": images, "masks": masks}, y, sample_weight
-
-    def compute_loss(
-        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
-    ):
-        y = self._masks_for(y_pred, y, sample_weight)
-        return super().compute_loss(x, y, y_pred, sample_weight, training)
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        y = self._masks_for(y_pred, y, sample_weight)
-        return super().compute_metrics(x, y, y_pred, sample_weight)
-
-    def _masks_for(self, scores, masks, sample_weight):
-        # Keras calls this before `train_step`, too, to build losses and metrics.
-        _check_one_array(self.owner, "masks", masks)
-        _check_one_array(self.owner, "sample_weight", sample_weight)
-        return _with_axis(masks, scores)
+        data = {"images": images, "masks": masks}, y, sample_weight
+        return super().prepared(data)
 
     def compile(self, optimizer="adam", loss=None, *args, **kwargs):
         """Compiles the model.
@@ -172,44 +134,8 @@ class Segmenter(ImageModel, keras.Model):
         return cls(**{**config, **parts})
 
 
-def _check_masks(owner, masks, rank, classes):
-    """Raises a ValueError if masks `[B, ..., 1 or classes]` or `[B, ...]` show others.
-
-    XLA would leave out the check of `one_hot_labels`.
-    """
-    _check_one_array(owner, "masks", masks)
-    masks = np.asarray(masks).astype(np.float64)
-    if classes == 1 or (masks.ndim == rank and masks.shape[-1] == classes):
-        wrong = ~((masks >= 0) & (masks <= 1))
-        text = "numbers from 0 to 1"
-        remedy = "divide masks from 0 to 255 by 255"
-    else:
-        wrong = ~((masks >= 0) & (masks < classes) & (masks == np.floor(masks)))
-        text = f"classes, integers from 0 to {classes - 1}"
-        remedy = "number the classes from 0 on, or give num_classes"
-    if wrong.any():
-        raise ValueError(
-            f"{owner}: masks must be {text}, got {masks[wrong][0]:g}: {remedy}"
-        )
-
-
-def _check_one_array(owner, name, value):
-    if isinstance(value, (dict, list, tuple)):
-        raise ValueError(
-            f"{owner}: {name} must be one array, for the model has one output, got a "
-            f"{type(value).__name__}"
-        )
-
-
-def _with_axis(masks, scores):
-    """Returns masks `[B, ...]` as `[B, ..., 1]`, and others as they are."""
-    if masks is None or len(masks.shape) != len(scores.shape) - 1:
-        return masks
-    return masks[..., tf.newaxis]
-
-
 def _one_hot(masks, scores):
-    return one_hot_labels(_with_axis(tf.convert_to_tensor(masks), scores), scores)
+    return one_hot_labels(with_axis(tf.convert_to_tensor(masks), scores), scores)
 
 
 def foreground(one_hot):

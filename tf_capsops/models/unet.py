@@ -6,6 +6,7 @@ import keras
 
 from tf_capsops.arguments import scaled_images, with_multiples
 from tf_capsops.models.functional import FunctionalModel
+from tf_capsops.models.mask_targets import MaskModel
 from tf_capsops.models.segmentation import probabilities
 from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.registered import registered
@@ -89,16 +90,24 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
 
 
 @registered
-class UNet(FunctionalModel):
-    """The functional model of `unet`, from images to probabilities."""
+class UNet(MaskModel, FunctionalModel):
+    """The functional model of `unet`, from images to probabilities.
+
+    `fit` and `evaluate` take masks and sample weights as those of `SegCaps`: classes,
+    `[B, H, W, 1]` or `[B, H, W]`, or one-hot, as the loss wants them; and weights
+    `[B]`, or one for each pixel.
+    """
+
+    @property
+    def multiple(self):
+        """A number that divides the sizes of images where they are open."""
+        poolings = [isinstance(each, keras.layers.MaxPooling2D) for each in self.layers]
+        return 2 ** sum(poolings)
 
     def call(self, inputs, training=None, mask=None):
         images = scaled_images(self.name, self.images_of(inputs), self.input_shape[1:])
-        poolings = [isinstance(each, keras.layers.MaxPooling2D) for each in self.layers]
         # Features of sizes that are known are cropped instead.
-        images = with_multiples(
-            self.name, images, self.input_shape[1:], 2 ** sum(poolings)
-        )
+        images = with_multiples(self.name, images, self.input_shape[1:], self.multiple)
         return super().call(images, training=training, mask=mask)
 
 

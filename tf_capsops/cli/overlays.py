@@ -1,0 +1,88 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Draws masks of classes over their images."""
+
+import colorsys
+
+import numpy as np
+
+_GOLDEN = 0.618034  # of a turn around the hues, which sets neighbouring classes apart
+_OPACITY = 0.65
+_MOST_NAMES = 24  # classes that a legend names
+
+
+def colors(classes):
+    """Returns red, green and blue of each class, `[classes, 3]` from 0 to 1."""
+    hues = (0.58 + _GOLDEN * np.arange(classes)) % 1
+    return np.array([colorsys.hsv_to_rgb(hue, 0.85, 1.0) for hue in hues])
+
+
+def overlaid(image, classes):
+    """Returns an image in whose objects the colors of their classes show.
+
+    Args:
+      image: `[H, W, C]`, from 0 to 1. Three channels are shown in color, of others the
+        first in grey.
+      classes: integers `[H, W]`; 0 is the background, which stays as it is.
+
+    Returns:
+      uint8 `[H, W, 3]`.
+    """
+    image, classes = np.asarray(image), np.asarray(classes)
+    shown = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
+    color = colors(int(classes.max()) + 1)[classes]
+    opacity = np.where(classes > 0, _OPACITY, 0.0)[..., np.newaxis]
+    mixed = (1 - opacity) * np.clip(shown, 0, 1) + opacity * color
+    return np.round(255 * mixed).astype(np.uint8)
+
+
+def middle(image):
+    """Returns an image `[H, W, ...]`, or the middle slice of a volume."""
+    return image[len(image) // 2]
+
+
+def draw(samples, predicted, dice, names, path):
+    """Draws samples, and over them the masks that they have and that were predicted.
+
+    Args:
+      samples: images `[H, W, C]` or volumes `[D, H, W, C]`, their masks, the same
+        without channels, and their numbers in the data set, in a list of three each.
+        Of volumes the middle slices are drawn.
+      predicted: for each a mask that was read.
+      dice: for each a coefficient.
+      names: of the classes.
+      path: where the picture goes.
+    """
+    from matplotlib.patches import Patch
+
+    from tf_capsops.cli import canvas
+
+    height, width = samples[0][0].shape[-3:-1]
+    tall = 4.6 * min(max(height / width, 0.4), 2)
+    figure = canvas.figure(1.6 * max(len(samples), 3) + 0.5, tall + 1.2)
+    grid = figure.subplots(3, len(samples), squeeze=False)
+    columns = zip(grid.T, samples, predicted, dice)
+    for column, (image, mask, number), read, score in columns:
+        if image.ndim == 4:
+            image, mask, read = map(middle, (image, mask, read))
+        for axes, each in zip(column, (np.zeros_like(mask), mask, read)):
+            axes.imshow(overlaid(image, each), interpolation="nearest")
+            canvas.bare(axes)
+        column[0].set_title(f"image {number}", fontsize=9)
+        column[2].set_title(f"Dice {score:.3f}", fontsize=9)
+    for axes, name in zip(grid[:, 0], ("image", "mask", "prediction")):
+        axes.set_ylabel(name)
+    if len(names) <= _MOST_NAMES:
+        shown = list(zip(colors(len(names)), names))[1:]
+        # A name may have a $, which would begin a formula.
+        patches = [
+            Patch(color=color, label=name.replace("$", r"\$")) for color, name in shown
+        ]
+        figure.legend(
+            handles=patches,
+            loc="outside lower center",
+            ncols=min(len(patches), 12),
+            frameon=False,
+            fontsize=8,
+        )
+    canvas.save(figure, path)

@@ -1,0 +1,187 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds images and their masks in a folder, and the classes that masks show."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from tf_capsops.data import folders
+
+_VALUES = 256  # that a mask may have
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Files of images.
+
+    Args:
+      name: of one, such as `"picture"`.
+      form: the same with its format.
+      suffixes: of their names, in lower case.
+      value: the name of a number in a mask.
+    """
+
+    name: str
+    form: str
+    suffixes: tuple
+    value: str
+
+    def stem(self, path):
+        """Returns a file's name without its suffix; None if it is of another kind."""
+        for suffix in self.suffixes:
+            if path.name.lower().endswith(suffix):
+                return path.name[: -len(suffix)]
+        return None
+
+
+PICTURES = Kind("picture", "PNG or JPEG picture", folders.SUFFIXES, "grey")
+VOLUMES = Kind("volume", "NIfTI volume", (".nii", ".nii.gz"), "label")
+
+
+def are_in(folder):
+    """Whether a folder has images and masks, or `train` and `test` with both."""
+    return any(
+        all((part / name).is_dir() for name in ("images", "masks"))
+        for part in _parts(folder)
+    )
+
+
+def kind_in(folder):
+    """Returns the `Kind` of the images in a folder that has masks."""
+    for part in _parts(folder):
+        images = part / "images"
+        if images.is_dir() and any(map(VOLUMES.stem, folders.visible(images))):
+            return VOLUMES
+    return PICTURES
+
+
+def check(folder):
+    """Raises a ValueError if a folder has images for masks, and no masks."""
+    for part in _parts(folder):
+        if (part / "images").is_dir() and not (part / "masks").is_dir():
+            raise ValueError(f"{part} has images/ but no masks/")
+
+
+def _parts(folder):
+    folder = pathlib.Path(folder)
+    return folder, folder / "train"
+
+
+def find(kind, folder, seed, test_share, training):
+    """Returns pairs of paths for training and for testing, and the share of these.
+
+    Args:
+      kind: a `Kind`.
+      folder, seed, test_share, training: as those of `tf_capsops.data.load`.
+
+    Raises:
+      ValueError: if there are none, an image has no mask, or a file is of another kind;
+        the message names the file or folder.
+    """
+    folder = pathlib.Path(folder)
+    halves = folder / "train", folder / "test"
+    if are_in(halves[0]):
+        if test_share is not None:
+            raise ValueError(f"{folder} has train/ and test/: no --test-share")
+        trained, tested = (_pairs(kind, half) for half in halves)
+        return trained if training else [], tested, None
+    pairs = _pairs(kind, folder)
+    if not training and test_share is None:
+        return [], pairs, None
+    test_share = folders.TEST_SHARE if test_share is None else test_share
+    images = {"images": [pathlib.Path(image) for image, _ in pairs]}
+    _, tested = folders.divided(folder, images, test_share, seed)
+    tested = {*map(str, tested["images"])}
+    trained = [pair for pair in pairs if pair[0] not in tested]
+    return (
+        trained if training else [],
+        [pair for pair in pairs if pair[0] in tested],
+        test_share,
+    )
+
+
+def _pairs(kind, folder):
+    """Returns the paths of images and masks of the same names."""
+    images, masks = (_by_name(kind, folder / name) for name in ("images", "masks"))
+    for ours, theirs, other in (images, masks, "mask"), (masks, images, kind.name):
+        alone = sorted(ours.keys() - theirs.keys())
+        if alone:
+            raise ValueError(f"{ours[alone[0]]} has no {other} of the same name")
+    return [(images[name], masks[name]) for name in sorted(images)]
+
+
+def _by_name(kind, folder):
+    found = {}
+    for path in folders.visible(folder) if folder.is_dir() else []:
+        stem = kind.stem(path)
+        if not stem:
+            raise ValueError(f"{path} is no {kind.form}: take it out")
+        if stem in found:
+            raise ValueError(f"{path} and {found[stem]} have the same name")
+        found[stem] = str(path)
+    if not found:
+        raise ValueError(f"{folder} has no {kind.name}s")
+    return found
+
+
+def check_parts(folder, kind, is_good, is_training, training):
+    """Raises a ValueError if a part that is wanted has only broken pairs.
+
+    Args:
+      folder: where they are.
+      kind: a `Kind`.
+      is_good, is_training: of each pair.
+      training: whether pairs for training are wanted.
+    """
+    for purpose, part in (("training", is_training), ("testing", ~is_training)):
+        if (training or purpose == "testing") and not is_good[part].any():
+            raise ValueError(
+                f"{folder} has no {kind.name} and mask for {purpose} that can be read"
+            )
+
+
+def classes(kind, folder, trained, tested, class_names, values_of):
+    """Returns the names of the classes, and the class of each value, int32 `[256]`.
+
+    Args:
+      kind: a `Kind`.
+      folder: where the masks are.
+      trained: the paths of those for training.
+      tested: the paths of those for testing.
+      class_names: those that the network knows; None for the values that the masks for
+        training have, or those for testing where there are no others.
+      values_of: a function from a path to the values that a mask has.
+
+    Raises:
+      ValueError: if there is one value, or one that the network does not know.
+    """
+    firsts, others = ({}, {})
+    for found, paths in ((firsts, trained), (others, tested)):
+        for path in paths:
+            for value in values_of(path):
+                found.setdefault(value, path)
+    names = class_names or [str(value) for value in sorted(firsts or others)]
+    if len(names) < 2:
+        raise ValueError(
+            f"the masks of {folder} have one {kind.value}, {names[0]}: there must be "
+            "two or more, one for each class"
+        )
+    known = values(names)
+    for value, path in sorted({**others, **firsts}.items()):
+        if value not in known:
+            raise ValueError(
+                f"{path} has a {kind.value} of {value}, and the network knows "
+                f"{', '.join(map(str, known))}"
+            )
+    numbers = np.zeros(_VALUES, np.int32)
+    numbers[known] = np.arange(len(known))
+    return names, numbers
+
+
+def values(class_names):
+    """Returns the value of each class in a mask: its name, or else its number."""
+    if all(name.isdigit() and int(name) < _VALUES for name in class_names):
+        return [int(name) for name in class_names]
+    return list(range(len(class_names)))

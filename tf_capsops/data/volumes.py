@@ -1,0 +1,292 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""NIfTI volumes with masks of classes, read by nibabel as they are needed."""
+
+import os
+
+import numpy as np
+import tensorflow as tf
+
+from tf_capsops.arguments import positive_ints
+from tf_capsops.data import pairs, pictures
+from tf_capsops.data.masks import MaskedPictures
+from tf_capsops.data.samples import Samples, on_processor
+
+# Slices from the feet to the head, rows from front to back, columns from the right of
+# the patient to the left, as radiologists look at them.
+_AXES = "LPS"
+_RANGE = 0.5, 99.5  # percentiles that become 0 and 1, so that outliers do not count
+
+
+class VolumeSamples(Samples):
+    """Volumes and masks by the paths of their files.
+
+    Args:
+      paths: of the volumes' files.
+      masks: of their masks' files.
+      image_shape: (depth, height, width, channels) to which volumes are cut or padded.
+      classes: the number of the class of each value in a mask, `[256]`.
+    """
+
+    def __init__(self, paths, masks, image_shape, classes):
+        super().__init__(np.zeros(len(paths), np.int32))
+        self._files = np.array([paths, masks], np.object_).reshape(2, -1)
+        self._image_shape, self._classes = image_shape, classes
+        (self._paths,) = on_processor(
+            np.vectorize(os.fsencode, [object])(self._files.T)
+        )
+
+    def draws(self, epoch):
+        return tf.zeros([len(self), 0])
+
+    def make(self, indices, draws):
+        *size, _ = self._image_shape
+        form = tf.TensorSpec(self._image_shape), tf.TensorSpec([*size, 1], tf.int32)
+
+        def one(paths):
+            made = tf.numpy_function(self._read, [paths], [each.dtype for each in form])
+            return tuple(tf.ensure_shape(x, each.shape) for x, each in zip(made, form))
+
+        return tf.map_fn(one, tf.gather(self._paths, indices), fn_output_signature=form)
+
+    def _read(self, paths):
+        volume, mask = map(os.fsdecode, paths)
+        mask = self._classes[_mask(mask)][..., np.newaxis]
+        size = self._image_shape[:-1]
+        return _fitted(read_volume(volume), size), _fitted(mask, size)
+
+    def only(self, indices):
+        """Returns the samples with these numbers."""
+        files = self._files[:, indices]
+        return VolumeSamples(*files, self._image_shape, self._classes)
+
+
+def load(
+    folder,
+    seed=0,
+    *,
+    image_size=None,
+    color_mode=None,
+    test_share=None,
+    skip_broken=False,
+    class_names=None,
+    training=True,
+):
+    """Returns the `MaskedPictures` of a folder of volumes, after a look at each header.
+
+    Args: as those of `tf_capsops.data.load`; image_size is (depth, height, width).
+
+    Raises:
+      ValueError: if the folder is of another form, a volume has no mask, a file is no
+        volume, sizes differ and there is no image_size, or masks have other values than
+        integers from 0 to 255; the message names the file or folder.
+      ImportError: if nibabel is not installed.
+    """
+    kind = pairs.VOLUMES
+    if color_mode is not None:
+        raise ValueError(f"{folder} has volumes: no --color-mode")
+    if image_size is not None:
+        image_size = positive_ints("load", "image_size", image_size, 3)
+    trained, tested, share = pairs.find(kind, folder, seed, test_share, training)
+    paths = np.array(trained + tested, np.object_).reshape(-1, 2)
+    is_training = np.arange(len(paths)) < len(trained)
+    shapes = [[_shape(path) for path in pair] for pair in paths]
+    skipped = [
+        path for pair in zip(paths, shapes) for path, shape in zip(*pair) if not shape
+    ]
+    pictures.check_broken(skipped, skip_broken, kind.name)
+    if skipped:
+        pictures.warn_of_skipped(skipped, kind.name)
+    good = np.array([all(pair) for pair in shapes], bool)
+    pairs.check_parts(folder, kind, good, is_training, training)
+    known = [(path, shape) for path, shape, each in zip(paths, shapes, good) if each]
+    image_shape = _image_shape(known, image_size)
+    masks = paths[good & is_training, 1], paths[good & ~is_training, 1]
+    names, classes = pairs.classes(
+        kind, folder, *masks, class_names, lambda path: np.unique(_mask(path)).tolist()
+    )
+    train, test = (
+        VolumeSamples(*paths[part].T, image_shape, classes)
+        for part in (good & is_training, good & ~is_training)
+    )
+    options = {
+        "image_size": list(image_shape[:-1]),
+        "test_share": share,
+        "skip_broken": skip_broken,
+    }
+    name = os.path.basename(os.path.abspath(folder))
+    return MaskedPictures(name, names, image_shape, train, test, skipped, options)
+
+
+def _image_shape(known, size):
+    """Returns the (depth, height, width, channels) of all volumes.
+
+    Args:
+      known: of each, the paths of volume and mask and the shapes of both.
+      size: (depth, height, width) that they are cut or padded to, or None.
+
+    Raises:
+      ValueError: if they differ, or those of a volume and its mask.
+    """
+    (first, _), (start, _) = known[0]
+    for (volume, mask), (shape, masked) in known:
+        if shape[:-1] != masked[:-1] or masked[-1] != 1:
+            raise ValueError(
+                f"{mask} has {_voxels(masked)}, and {volume} has {_voxels(shape)}"
+            )
+        if shape[-1] != start[-1] or (size is None and shape != start):
+            remedy = ": give --image-size DEPTH HEIGHT WIDTH to cut and pad all volumes"
+            raise ValueError(
+                f"{volume} has {_voxels(shape)}, and {first} has {_voxels(start)}"
+                f"{remedy if shape[-1] == start[-1] else ''}"
+            )
+    return (*(size or start[:-1]), start[-1])
+
+
+def _voxels(shape):
+    depth, height, width, channels = shape
+    more = f" of {channels} channels" if channels > 1 else ""
+    return f"{depth} x {height} x {width} voxels{more}"
+
+
+def read_volume(path):
+    """Reads a NIfTI volume as a network takes it.
+
+    Args:
+      path: of a `.nii` or `.nii.gz` file. A fourth axis has channels.
+
+    Returns:
+      A NumPy array `[D, H, W, C]`, float32 in [0, 1]: slices from the feet to the head,
+      rows from front to back, columns from the patient's right to the left. Of each
+      channel the 0.5th percentile becomes 0, the 99.5th 1.
+
+    Raises:
+      ValueError: if the file is missing or no volume; the message names it.
+      ImportError: if nibabel is not installed.
+
+    >>> import tempfile
+    >>> import nibabel
+    >>> from tf_capsops import data
+    >>> with tempfile.NamedTemporaryFile(suffix=".nii.gz") as file:
+    ...     volume = nibabel.Nifti1Image(np.eye(4)[..., None].repeat(6, -1), np.eye(4))
+    ...     nibabel.save(volume, file.name)
+    ...     found = data.read_volume(file.name)
+    >>> found.shape, float(found.max())
+    ((6, 4, 4, 1), 1.0)
+    """
+    volume = np.nan_to_num(np.asarray(_oriented(path), np.float32))
+    low, high = np.percentile(volume, _RANGE, axis=(0, 1, 2))
+    # Objects may be so small that they are above the last percentile.
+    rare = high <= low
+    low = np.where(rare, volume.min(axis=(0, 1, 2)), low)
+    high = np.where(rare, volume.max(axis=(0, 1, 2)), high)
+    scaled = (volume - low) / np.where(high > low, high - low, 1)
+    return np.clip(scaled, 0, 1).astype(np.float32)
+
+
+def write_mask(path, values, like):
+    """Writes a mask of the place and the orientation of a volume.
+
+    Args:
+      path: of a `.nii` or `.nii.gz` file.
+      values: uint8 `[D, H, W]`, as `read_volume` arranges the volume.
+      like: the path of the volume.
+    """
+    nibabel, source = library(), _opened(like)
+    theirs = nibabel.io_orientation(source.affine)
+    ours = nibabel.orientations.axcodes2ornt(_AXES)
+    turn = nibabel.orientations.ornt_transform(ours, theirs)
+    values = nibabel.apply_orientation(np.transpose(values), turn)
+    header = source.header.copy()
+    header.set_data_dtype(np.uint8)
+    header["cal_max"] = header["cal_min"] = 0  # the volume's, for display
+    nibabel.save(type(source)(values, source.affine, header), path)
+
+
+def library():
+    """Returns nibabel.
+
+    Raises:
+      ImportError: if it is not installed; the text says how to install it.
+    """
+    try:
+        import nibabel
+    except ImportError as error:
+        raise ImportError(
+            "NIfTI volumes need nibabel: run `pip install 'tf-capsops[nifti]'`, or "
+            "install it by hand"
+        ) from error
+    return nibabel
+
+
+def _opened(path):
+    """Returns nibabel's image of a file, whose voxels are not read yet."""
+    nibabel = library()
+    if not os.path.isfile(path):
+        raise ValueError(f"there is no file {path}")
+    try:
+        image = nibabel.load(path)
+    except (nibabel.filebasedimages.ImageFileError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is no NIfTI volume that can be read") from error
+    if len(image.shape) not in (3, 4) or 0 in image.shape:
+        raise ValueError(f"{path} is no volume: it has shape {image.shape}")
+    return image
+
+
+def _turn(image):
+    nibabel = library()
+    ours = nibabel.orientations.axcodes2ornt(_AXES)
+    return nibabel.orientations.ornt_transform(
+        nibabel.io_orientation(image.affine), ours
+    )
+
+
+def _shape(path):
+    """Returns (depth, height, width, channels); None of a broken file."""
+    try:
+        image = _opened(path)
+    except ValueError:
+        return None
+    sizes = [0, 0, 0]
+    for size, (axis, _) in zip(image.shape, _turn(image)):
+        sizes[int(axis)] = size
+    return (*sizes[::-1], *(image.shape[3:] or [1]))
+
+
+def _oriented(path):
+    """Returns the voxels of a file, `[D, H, W, C]`, of the file's type."""
+    image = _opened(path)
+    try:
+        voxels = np.asanyarray(image.dataobj)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read to its end") from error
+    voxels = library().apply_orientation(voxels, _turn(image))
+    voxels = voxels.reshape(*voxels.shape[:3], -1)
+    return voxels.transpose(2, 1, 0, 3)
+
+
+def _mask(path):
+    """Returns the values of a mask, uint8 `[D, H, W]`."""
+    voxels = _oriented(path)[..., 0]
+    values = voxels.astype(np.uint8)
+    wrong = values != voxels
+    if wrong.any():
+        raise ValueError(
+            f"{path} has a label of {voxels[wrong][0]:g}: masks must have integers "
+            "from 0 to 255"
+        )
+    return values
+
+
+def _fitted(volume, size):
+    """Cuts and pads `[D, H, W, C]` about the middle, with zeros."""
+    for axis, (length, wanted) in enumerate(zip(volume.shape, size)):
+        more = wanted - length
+        before = abs(more) // 2
+        if more < 0:
+            volume = volume.take(range(before, before + wanted), axis)
+        else:
+            padding = [(0, 0)] * volume.ndim
+            padding[axis] = before, more - before
+            volume = np.pad(volume, padding)
+    return volume
