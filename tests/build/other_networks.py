@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 _RANDOM = np.random.default_rng(5)
-# Of each layer the window, types, dimension, stride and iterations of routing.
+# Window, types, dimension, stride and iterations of routing of each layer.
 _SEGCAPS = {
     "primarycaps": (5, 2, 16, 2, 1),
     "conv_cap_2_1": (5, 4, 16, 1, 3),

@@ -112,10 +112,11 @@ def _round_up(size, multiple):
 
 
 def _windows(size, tile, margin):
-    """Divides a length into overlapping windows.
+    """Divides a length into overlapping windows of a tile each.
 
-    Yields:
-      Slices: of what a window sees, of what is kept of it, and of that in the window.
+    Returns:
+      Three slices for each: what the window sees, what is kept of it, and where that is
+      in the window.
     """
     if size <= tile:
         return [(slice(0, size),) * 3]
