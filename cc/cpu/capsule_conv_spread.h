@@ -233,7 +233,8 @@ void RunSpread(const Problem& p, int64_t task, const T* grad, const void* worksp
     end = Max(end, rows.from + rows.count);
   }
   if (begin < end) {
-    const Blocks blocks(samples, end - begin, p.out_width, plan.block, kSpreadAcross);
+    const Blocks blocks(samples, end - begin, p.out_width, plan.block,
+                        Min(plan.block, kSpreadAcross));
     const A* const packed = static_cast<const A*>(workspace);
     for (int64_t n = 0; n < blocks.count(); ++n) {
       Block block = blocks.At(n);

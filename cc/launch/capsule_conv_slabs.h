@@ -10,6 +10,11 @@
 // if each type has its own weights, its pose depth the types. Of a volume, the frames
 // that an output frame reads become channels: frames and taps of depth are copied for
 // that. The weights of phases that do not have all taps are copied, too.
+//
+// If `unfolded`, taps across become channels as well, and types that share weights
+// neighboring pixels: all products are then those of poses of one row and a kernel of
+// one column, with wider channels. The copy has each pixel as often as there are such
+// taps.
 #pragma once
 
 #include <algorithm>
@@ -68,12 +73,15 @@ struct Slab {
   Phase phase;
   int64_t first, frames;
   Band band;
+  bool unfolded;
 
   int64_t Pixels() const { return frames * band.rows * phase.x.out.count; }
   int64_t Votes(const Problem& p) const { return Pixels() * p.types * Columns(p); }
   // The elements of the channels that the slab reads.
   int64_t Image(const Problem& p) const {
-    return frames * band.read_rows * phase.depth.taps * InRow(p);
+    const int64_t row =
+        unfolded ? phase.x.out.count * phase.x.taps * p.types * p.in_dim : InRow(p);
+    return frames * band.read_rows * phase.depth.taps * row;
   }
   // Whether the slab reads anything. Its votes are zeros otherwise.
   bool Reads(const Problem& p) const {
@@ -111,6 +119,12 @@ static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
   conv.pose_rows = p.shared_weights ? p.types : 1;
   conv.pose_inner = p.in_dim;
   conv.pose_columns = Columns(p);
+  if (slab.unfolded) {
+    conv.in_width = conv.out_width = x.out.count * p.types;
+    conv.in_channels *= x.taps;
+    conv.kernel_width = conv.stride_width = conv.dilation_width = conv.pose_rows = 1;
+    conv.pad_left = 0;
+  }
   return conv;
 }
 
@@ -118,7 +132,7 @@ static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
 // slab, with elements of `element` bytes, take at most `bytes` bytes or are those of
 // one row. Without types, the output counts.
 template <typename Visit>
-LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
+LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes, bool unfolded,
                         const Visit& visit) {
   return ForEachPhase(p, [&](const Phase& phase) -> LaunchError {
     const auto even = [](int64_t all, int64_t most) {
@@ -134,7 +148,7 @@ LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
       for (int64_t begin = 0; begin < height; begin += rows) {
         const Band band(p, phase.y, begin, std::min(rows, height - begin));
         LaunchError error =
-            visit(Slab{phase, first, std::min(frames, all - first), band});
+            visit(Slab{phase, first, std::min(frames, all - first), band, unfolded});
         if (!error.empty()) return error;
       }
     }
@@ -172,14 +186,19 @@ struct Places {
   }
 };
 
-// The copy of a slab's channels, [frames][rows][width][channels][pixel], and where they
-// are in the input, [images][depth][height][width][pixel]. Channel c of frame n of the
-// phase, counted in its image, is frame n * read_step + c * read_tap + read of that
-// image, or zeros if there is no such frame.
+// The copy of a slab's channels, [frames][rows][copy_width][groups][x_taps][channels]
+// [unit], and where they are in the input,
+// [images][depth][height][width][groups][unit]. Channel c of frame n of the phase,
+// counted in its image, is frame n * read_step + c * read_tap + read of that image, or
+// zeros if there is no such frame; pixel x and tap t are pixel x * x_stride + t *
+// x_dilation - x_pad likewise. Groups are the types if taps across are unfolded; else
+// there is one.
 struct Patch {
   int64_t first, frames, per_image;
   int64_t channels, read, read_step, read_tap;
   int64_t depth, height, row, rows, width, pixel;
+  int64_t copy_width, groups, unit;
+  int64_t x_taps, x_stride, x_dilation, x_pad;
 
   Patch(const Problem& p, const Slab& slab)
       : first(slab.first),
@@ -194,7 +213,24 @@ struct Patch {
         row(slab.band.read),
         rows(slab.band.read_rows),
         width(p.in_width),
-        pixel(p.types * p.in_dim) {}
+        pixel(p.types * p.in_dim),
+        copy_width(p.in_width),
+        groups(1),
+        unit(pixel),
+        x_taps(1),
+        x_stride(1),
+        x_dilation(1),
+        x_pad(0) {
+    if (!slab.unfolded) return;
+    const AxisPhase& x = slab.phase.x;
+    copy_width = x.out.count;
+    groups = p.types;
+    unit = p.in_dim;
+    x_taps = x.taps;
+    x_stride = x.stride;
+    x_dilation = x.dilation;
+    x_pad = x.pad;
+  }
 
   // Return the range of the input's frames, over all images, that the slab may read.
   int64_t begin_frame() const {

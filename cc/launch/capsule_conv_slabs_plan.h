@@ -7,6 +7,8 @@
 // A device is described by a struct `Steps`, with its Exec, kSlabBytes, the most bytes
 // of a slab's votes unless a row has more, and static functions for an element type T.
 // Those that return errors begin these with the op's name:
+//   Unfolds        returns whether unfolded slabs may be faster
+//   IsFast         returns whether a convolution of unfolded slabs is
 //   Zero           zeros memory
 //   CopyWeights    copies the weights of a phase
 //   AddWeights     adds the gradient of this copy to the gradient of weights
@@ -60,18 +62,17 @@ class Slabs {
   using Exec = typename Steps::Exec;
   using A = Accumulator<T>;
 
-  // Slabs become smaller until the workspace has at most kMostBytes bytes, or until
-  // their own arrays are not what fills it.
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
       : op_(op), p_(p), gradient_(gradient) {
-    constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
-    for (slab_bytes_ = Steps::kSlabBytes;; slab_bytes_ /= 2) {
-      const bool smallest = PlanConvs(exec);
-      if (!error_.empty() || smallest || workspace() <= kMostBytes ||
-          SlabBytes() <= kFewBytes) {
-        return;
-      }
-    }
+    unfolded_ = Steps::template Unfolds<T>(p);
+    PlanSizes(exec);
+    const auto is_fast = [&](const ConvPlan& plan) {
+      return Steps::IsFast(plan.kernel);
+    };
+    if (!unfolded_) return;
+    if (error_.empty() && !convs_.empty() && convs_[0].AllOf(gradient, is_fast)) return;
+    unfolded_ = false;
+    PlanSizes(exec);
   }
 
   const LaunchError& error() const { return error_; }
@@ -112,7 +113,7 @@ class Slabs {
     zero(a.parts, parts_ * sizeof(A));
     const auto slab_gradients = [&](const Slab& slab, const T* filter) {
       const T* const image = Image(slab, input, a);
-      T* const by_image = writes_input_ ? grad_input + InputOffset(slab) : a.image_part;
+      T* const by_image = writes_input_ ? grad_input + InputOffset(slab) : a.image;
       T* const by_weights = writes_weights_ ? grad_weights : a.weights_part;
       then([&] { return MakeVotes(exec, slab, image, input, filter, a); });
       then([&] {
@@ -155,11 +156,16 @@ class Slabs {
   struct Convs {
     capsule_conv::Problem problem;
     ConvPlan votes, by_image, by_weights;
+
+    template <typename Test>
+    bool AllOf(bool gradient, const Test& test) const {
+      return test(votes) && (!gradient || (test(by_image) && test(by_weights)));
+    }
   };
 
   // The arrays of the workspace. Arrays that are not used have no elements.
   struct Arrays {
-    T *weights, *image, *votes, *image_part, *weights_part;
+    T *weights, *image, *votes, *weights_part;
     A *sums, *parts, *space;
     char* conv;
     int64_t bytes;
@@ -170,9 +176,9 @@ class Slabs {
       };
       const bool gradient = s.gradient_;
       weights = take(s.relays_, T(), s.most_weights_);
-      image = take(s.copies_, T(), s.most_image_);
+      // The gradient of the channels takes their place.
+      image = take(s.copies_ || (gradient && !s.writes_input_), T(), s.most_image_);
       votes = take(true, T(), s.most_votes_);
-      image_part = take(gradient && !s.writes_input_, T(), s.most_image_);
       weights_part = take(gradient && !s.writes_weights_, T(), s.most_weights_);
       sums = take(gradient && !s.writes_weights_ && !SumsAreResult(), A(),
                   WeightsSize(s.p_));
@@ -185,8 +191,8 @@ class Slabs {
 
   // The bytes of the arrays that are smaller where slabs are.
   int64_t SlabBytes() const {
-    const int images = (copies_ ? 1 : 0) + (gradient_ && !writes_input_ ? 1 : 0);
-    return (most_votes_ + images * most_image_) * sizeof(T);
+    const bool image = copies_ || (gradient_ && !writes_input_);
+    return (most_votes_ + (image ? most_image_ : 0)) * sizeof(T);
   }
 
   static constexpr bool SumsAreResult() { return std::is_same_v<T, A>; }
@@ -198,10 +204,24 @@ class Slabs {
   // Whether an operand may begin at this offset.
   static bool IsAligned(int64_t offset) { return offset * sizeof(T) % 16 == 0; }
   bool Copies(const Slab& slab) const {
-    return !ReadsFrames(p_, slab.phase.depth) || !IsAligned(InputOffset(slab));
+    return unfolded_ || !ReadsFrames(p_, slab.phase.depth) ||
+           !IsAligned(InputOffset(slab));
   }
   bool Relays(const Relay& relay) const {
     return !relay.IsPart(p_) || !IsAligned(relay.From(0) * relay.matrix);
+  }
+
+  // Makes slabs smaller until the workspace has at most kMostBytes bytes, or until
+  // their own arrays are not what fills it.
+  void PlanSizes(const Exec& exec) {
+    constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
+    for (slab_bytes_ = Steps::kSlabBytes;; slab_bytes_ /= 2) {
+      const bool smallest = PlanConvs(exec);
+      if (!error_.empty() || smallest || workspace() <= kMostBytes ||
+          SlabBytes() <= kFewBytes) {
+        return;
+      }
+    }
   }
 
   // Decides what is copied, and plans the convolutions of every shape of slabs. Returns
@@ -212,7 +232,7 @@ class Slabs {
     copies_ = relays_ = false;
     bool smallest = true, whole = !p_.transposed, all_weights = true;
     int64_t slabs = 0;
-    error_ = ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
+    error_ = ForEachSlab(p_, sizeof(T), slab_bytes_, unfolded_, [&](const Slab& slab) {
       const Relay relay(p_, slab.phase);
       ++slabs;
       smallest = smallest && slab.frames == 1 && slab.band.rows == 1;
@@ -276,7 +296,7 @@ class Slabs {
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
     bool relaid = false;  // whether those of this phase are copied
-    return ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
+    return ForEachSlab(p_, sizeof(T), slab_bytes_, unfolded_, [&](const Slab& slab) {
       const Relay relay(p_, slab.phase);
       relaid = relaid && !slab.IsFirstOfPhase();
       if (!slab.Reads(p_)) return visit(slab, weights);
@@ -306,7 +326,7 @@ class Slabs {
 
   const char* op_;
   Problem p_;
-  bool gradient_;
+  bool gradient_, unfolded_;
   int64_t slab_bytes_;
   std::vector<Convs> convs_;
   LaunchError error_;

@@ -29,6 +29,9 @@ def _magnitude(grad, *inputs, **attributes):
 
 
 _SUITE = cases.suites()["CapsuleConvRouting"]
-_FRAMES = {"unknown_shapes": ("primes", "image_up", "iterations_1")}
+_FRAMES = {
+    "unknown_shapes": ("primes", "image_up", "iterations_1"),
+    "tensor_float_32": ("unfolded", "unfolded_volume", "unfolded_up"),
+}
 _PLAIN = widened(_SUITE.rivals["votes"])
 OP = Description(_SUITE, _PLAIN, _reference, _magnitude, _FRAMES)

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/cpu/dispatch/tasks.h"
@@ -37,6 +38,12 @@ int64_t Cost(const Problem& p, int64_t pixels) {
 struct CpuSteps {
   using Exec = CpuExec;
   static constexpr int64_t kSlabBytes = 2 << 20;
+
+  template <typename T>
+  static bool Unfolds(const Problem&) {
+    return false;
+  }
+  static bool IsFast(const std::string&) { return false; }
 
   static LaunchError Zero(const CpuExec&, const char*, void* data, int64_t bytes) {
     if (bytes > 0) std::memset(data, 0, bytes);

@@ -141,6 +141,7 @@ __global__ void __launch_bounds__(kLaneThreads, 3)
                              const S* bias, const S* logits, S* votes, float* parts) {
   using Pixel = PixelLanes<S, kTypes, kQuads>;
   constexpr int kNumbers = Pixel::kNumbers;
+  GridDependencySynchronize();
   const Kept<kTypes, kQuads> kept(z);
   Pixel at(z, logits);
   float first_shares[kTypes] = {};
@@ -216,9 +217,9 @@ LaunchError RouteLanesBackward(const GpuExec& exec, const char* op,
   return WithLanes(tiling, [&](auto types, auto quads) {
     constexpr auto kKernel =
         RouteLanesBackwardKernel<CudaType<T>, types.value, quads.value>;
-    return Launch<kKernel>(op, dim3(tiling.Blocks(places.pixels)), kLaneThreads,
-                           tiling.KeptBytes(), exec, tiling, places, grad, bias, logits,
-                           votes, parts);
+    return LaunchDependent<kKernel>(op, dim3(tiling.Blocks(places.pixels)),
+                                    kLaneThreads, tiling.KeptBytes(), exec, tiling,
+                                    places, grad, bias, logits, votes, parts);
   });
 }
 

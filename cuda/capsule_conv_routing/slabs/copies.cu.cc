@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/common/divisor.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 
@@ -25,6 +26,7 @@ inline int Blocks(const GpuExec& exec, int64_t count) {
 // Calls visit(n) for the n < count of this thread.
 template <typename Visit>
 __device__ void ForEach(int64_t count, const Visit& visit) {
+  GridDependencySynchronize();
   const int64_t threads = int64_t{gridDim.x} * kThreads;
   for (int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x; n < count;
        n += threads) {
@@ -72,57 +74,47 @@ __global__ void __launch_bounds__(kThreads)
   ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
 }
 
-// Splits the index of a pack into its place in a row of pixels and its row. Packs have
-// kPack elements.
-template <int kPack>
-struct PackIndex {
-  int64_t pack, pixel, row;
-
-  __device__ PackIndex(int64_t n, int64_t packs, int64_t pixels) {
-    const int64_t all = n / packs;
-    pack = (n - all * packs) * kPack;
-    row = all / pixels;
-    pixel = all - row * pixels;
-  }
-};
-
-// Copies packs, in the order of the copy: [frames][rows][width][channels][pixel].
-template <typename S, int kPack>
+// Copies packs of kPack elements, in the order of the copy. Int counts them.
+template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
-    CopyImageKernel(const Patch patch, const S* input, S* copy) {
+    CopyImageKernel(const Patch patch, int64_t count, const S* input, S* copy) {
   using P = Pack<S, kPack>;
-  const int64_t packs = patch.pixel / kPack, pixels = patch.width * patch.channels;
-  ForEach(patch.frames * patch.rows * pixels * packs, [&](int64_t n) {
-    const PackIndex<kPack> at(n, packs, pixels);
-    const int64_t x = at.pixel / patch.channels, c = at.pixel - x * patch.channels;
-    const int64_t slice = at.row / patch.rows, y = at.row - slice * patch.rows;
-    const int64_t image = (patch.first + slice) / patch.per_image;
-    const int64_t place = (patch.first + slice) - image * patch.per_image;
-    const int64_t depth = place * patch.read_step + c * patch.read_tap + patch.read;
+  ForEach(count, [&](int64_t n) {
+    Digits<Int> digits(static_cast<Int>(n));
+    const int64_t element = digits.Next(patch.unit / kPack) * kPack;
+    const int64_t c = digits.Next(patch.channels), tap = digits.Next(patch.x_taps);
+    const int64_t group = digits.Next(patch.groups);
+    const int64_t x = digits.Next(patch.copy_width) * patch.x_stride +
+                      tap * patch.x_dilation - patch.x_pad;
+    const int64_t y = digits.Next(patch.rows), frame = patch.first + digits.rest;
+    const int64_t image = frame / patch.per_image;
+    const int64_t depth = (frame - image * patch.per_image) * patch.read_step +
+                          c * patch.read_tap + patch.read;
     P numbers{};
-    if (depth >= 0 && depth < patch.depth) {
+    if (depth >= 0 && depth < patch.depth && x >= 0 && x < patch.width) {
       const int64_t line = (image * patch.depth + depth) * patch.height + patch.row + y;
-      numbers = *reinterpret_cast<const P*>(
-          input + (line * patch.width + x) * patch.pixel + at.pack);
+      numbers =
+          *reinterpret_cast<const P*>(input + (line * patch.width + x) * patch.pixel +
+                                      group * patch.unit + element);
     }
     *reinterpret_cast<P*>(copy + n * kPack) = numbers;
   });
 }
 
-// Adds to packs of the input's gradient, of the rows that the patch reads in `frames`
-// frames from frame `first` on.
-template <typename S, int kPack>
+// Adds to packs of the input's gradient, of the rows that the patch reads in the frames
+// from frame `first` on.
+template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
-    AddImageKernel(const Patch patch, int64_t first, int64_t frames, const S* copy,
+    AddImageKernel(const Patch patch, int64_t first, int64_t count, const S* copy,
                    S* grad_input) {
   using P = Pack<S, kPack>;
   using A = decltype(Widen(S()));
-  const int64_t packs = patch.pixel / kPack;
-  ForEach(frames * patch.rows * patch.width * packs, [&](int64_t n) {
-    const PackIndex<kPack> at(n, packs, patch.width);
-    const int64_t slice = at.row / patch.rows, y = at.row - slice * patch.rows;
-    const int64_t frame = first + slice, image = frame / patch.depth;
-    const int64_t depth = frame - image * patch.depth;
+  ForEach(count, [&](int64_t n) {
+    Digits<Int> digits(static_cast<Int>(n));
+    const int64_t element = digits.Next(patch.unit / kPack) * kPack;
+    const int64_t group = digits.Next(patch.groups), x = digits.Next(patch.width);
+    const int64_t y = digits.Next(patch.rows), frame = first + digits.rest;
+    const int64_t image = frame / patch.depth, depth = frame - image * patch.depth;
     A sums[kPack] = {};
     bool any = false;
     for (int64_t c = 0; c < patch.channels; ++c) {
@@ -131,19 +123,26 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t in_image = place / patch.read_step;
       const int64_t from = image * patch.per_image + in_image - patch.first;
       if (in_image >= patch.per_image || from < 0 || from >= patch.frames) continue;
-      any = true;
-      const int64_t pixel =
-          ((from * patch.rows + y) * patch.width + at.pixel) * patch.channels + c;
-      const P added = *reinterpret_cast<const P*>(copy + pixel * patch.pixel + at.pack);
+      for (int64_t tap = 0; tap < patch.x_taps; ++tap) {
+        const int64_t reached = x + patch.x_pad - tap * patch.x_dilation;
+        if (reached < 0 || reached % patch.x_stride != 0) continue;
+        const int64_t to = reached / patch.x_stride;
+        if (to >= patch.copy_width) continue;
+        any = true;
+        const int64_t pixel = (from * patch.rows + y) * patch.copy_width + to;
+        const int64_t channel =
+            ((pixel * patch.groups + group) * patch.x_taps + tap) * patch.channels + c;
+        const P added =
+            *reinterpret_cast<const P*>(copy + channel * patch.unit + element);
 #pragma unroll
-      for (int e = 0; e < kPack; ++e) sums[e] += Widen(added.at[e]);
+        for (int e = 0; e < kPack; ++e) sums[e] += Widen(added.at[e]);
+      }
     }
     if (!any) return;
-    P* const to = reinterpret_cast<P*>(
-        grad_input +
-        ((frame * patch.height + patch.row + y) * patch.width + at.pixel) *
-            patch.pixel +
-        at.pack);
+    const int64_t line = frame * patch.height + patch.row + y;
+    P* const to =
+        reinterpret_cast<P*>(grad_input + (line * patch.width + x) * patch.pixel +
+                             group * patch.unit + element);
     P numbers = *to;
 #pragma unroll
     for (int e = 0; e < kPack; ++e) {
@@ -186,15 +185,21 @@ LaunchError WithPack(int64_t row, const Launch& launch) {
   return launch(std::integral_constant<int, 1>());
 }
 
+// Calls launch(zero) with the type that counts to `count`.
+template <typename Launch>
+LaunchError WithInt(int64_t count, const Launch& launch) {
+  return count <= INT32_MAX ? launch(int32_t{}) : launch(int64_t{});
+}
+
 template <typename T>
 LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
                         const T* weights, T* copy) {
   using S = CudaType<T>;
   if (relay.elements() == 0) return {};
   return WithPack<S>(relay.matrix, [&](auto pack) {
-    return Launch(op, CopyWeightsKernel<S, pack.value>,
-                  Blocks(exec, relay.elements() / pack.value), kThreads, 0, exec, relay,
-                  weights, copy);
+    return LaunchDependent(op, CopyWeightsKernel<S, pack.value>,
+                           Blocks(exec, relay.elements() / pack.value), kThreads, 0,
+                           exec, relay, weights, copy);
   });
 }
 
@@ -204,9 +209,9 @@ LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
   using S = CudaType<T>;
   if (relay.elements() == 0) return {};
   return WithPack<S>(relay.matrix, [&](auto pack) {
-    return Launch(op, AddWeightsKernel<S, pack.value, Accumulator<T>>,
-                  Blocks(exec, relay.elements() / pack.value), kThreads, 0, exec, relay,
-                  copy, sums);
+    return LaunchDependent(op, AddWeightsKernel<S, pack.value, Accumulator<T>>,
+                           Blocks(exec, relay.elements() / pack.value), kThreads, 0,
+                           exec, relay, copy, sums);
   });
 }
 
@@ -214,20 +219,23 @@ template <typename T>
 LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
                    const Accumulator<T>* sums, T* to) {
   if (count == 0) return {};
-  return Launch(op, NarrowKernel<CudaType<T>, Accumulator<T>>, Blocks(exec, count),
-                kThreads, 0, exec, count, sums, to);
+  return LaunchDependent(op, NarrowKernel<CudaType<T>, Accumulator<T>>,
+                         Blocks(exec, count), kThreads, 0, exec, count, sums, to);
 }
 
 template <typename T>
 LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
                       const T* input, T* copy) {
   using S = CudaType<T>;
-  return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
-    const int64_t count = patch.frames * patch.rows * patch.width * patch.channels *
-                          (patch.pixel / pack.value);
+  return WithPack<S>(patch.unit, [&](auto pack) -> LaunchError {
+    const int64_t count = patch.frames * patch.rows * patch.copy_width * patch.groups *
+                          patch.x_taps * patch.channels * (patch.unit / pack.value);
     if (count == 0) return {};
-    return Launch(op, CopyImageKernel<S, pack.value>, Blocks(exec, count), kThreads, 0,
-                  exec, patch, input, copy);
+    return WithInt(count, [&](auto zero) {
+      return LaunchDependent(op, CopyImageKernel<S, pack.value, decltype(zero)>,
+                             Blocks(exec, count), kThreads, 0, exec, patch, count,
+                             input, copy);
+    });
   });
 }
 
@@ -236,12 +244,15 @@ LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
                      const T* copy, T* grad_input) {
   using S = CudaType<T>;
   const int64_t first = patch.begin_frame(), frames = patch.end_frame() - first;
-  return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
+  return WithPack<S>(patch.unit, [&](auto pack) -> LaunchError {
     const int64_t count =
         frames * patch.rows * patch.width * (patch.pixel / pack.value);
     if (count <= 0 || patch.channels == 0) return {};
-    return Launch(op, AddImageKernel<S, pack.value>, Blocks(exec, count), kThreads, 0,
-                  exec, patch, first, frames, copy, grad_input);
+    return WithInt(count, [&](auto zero) {
+      return LaunchDependent(op, AddImageKernel<S, pack.value, decltype(zero)>,
+                             Blocks(exec, count), kThreads, 0, exec, patch, first,
+                             count, copy, grad_input);
+    });
   });
 }
 

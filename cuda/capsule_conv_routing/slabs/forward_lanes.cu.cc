@@ -13,6 +13,7 @@ template <typename S, int kTypes, int kQuads>
 __global__ void __launch_bounds__(kLaneThreads, 4)
     RouteLanesKernel(const Tiling z, const Places places, const S* votes, const S* bias,
                      const S* logits, S* output) {
+  GridDependencySynchronize();
   PixelLanes<S, kTypes, kQuads> at(z, logits);
   float first_shares[kTypes] = {};
   at.Softmax(first_shares);
@@ -50,8 +51,9 @@ LaunchError RouteLanes(const GpuExec& exec, const char* op, const Tiling& tiling
                        const T* logits, T* output) {
   return WithLanes(tiling, [&](auto types, auto quads) {
     constexpr auto kKernel = RouteLanesKernel<CudaType<T>, types.value, quads.value>;
-    return Launch(op, kKernel, dim3(tiling.Blocks(places.pixels)), kLaneThreads, 0,
-                  exec, tiling, places, votes, bias, logits, output);
+    return LaunchDependent(op, kKernel, dim3(tiling.Blocks(places.pixels)),
+                           kLaneThreads, 0, exec, tiling, places, votes, bias, logits,
+                           output);
   });
 }
 

@@ -142,6 +142,16 @@ struct GpuSteps {
   using Exec = GpuExec;
   static constexpr int64_t kSlabBytes = 16 << 20;
 
+  // "tma" takes full tiles of columns. The gradients of copies of a pixel would be
+  // rounded in a 16-bit type.
+  template <typename T>
+  static bool Unfolds(const Problem& p) {
+    constexpr int kTileColumns = 128;
+    return std::is_same_v<T, float> && p.shared_weights && p.types > 0 &&
+           Columns(p) % kTileColumns == 0;
+  }
+  static bool IsFast(const std::string& kernel) { return kernel == "tma"; }
+
   static LaunchError Zero(const GpuExec& exec, const char* op, void* data,
                           int64_t bytes) {
     if (bytes == 0) return {};

@@ -151,6 +151,7 @@ def _one_row_cases(use):
         sizes = (1, 1, pixels), (3, 8), 1
         yield _case(f"one_row_pixels_{pixels}", *sizes, use, **one)
     moved = {"strides": (2, 3), "dilations": (3, 2), "padding": "SAME"}
+    yield _case("one_row_many_columns", (1, 3, 40), (1, 6000), (3, 1), use, **one)
     yield _case("one_row_moved", (3, 17, 19), (3, 8), (5, 4), use, **moved, **one)
     for pose in ((1, 1, 8), (1, 3, 4), (1, 6, 8), (1, 3, 6)):
         name = "one_row_pose_" + "_".join(map(str, pose))

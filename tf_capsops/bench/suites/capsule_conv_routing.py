@@ -109,6 +109,14 @@ def _correctness_cases():
         kernel = (3,) * len(image)
         more = {**_SAME, **more, "batch": batch}
         yield _case(name, image, kernel, (4, 3, 8, 16), use, **more)
+    # So many products that a GPU makes taps across channels.
+    for name, image, kernel, in_dim, more in (
+        ("unfolded", (16, 21), (5, 5), 32, {}),
+        ("unfolded_volume", (8, 26, 26), (3, 3, 3), 16, {"strides": 2}),
+        ("unfolded_up", (43, 64), (3, 4), 32, {**_UP, "strides": (1, 2), "batch": 1}),
+    ):
+        more = {**_SAME, "devices": ("GPU",), **more}
+        yield _case(name, image, kernel, (8, in_dim, 4, 32), use, **more)
     for place, name in enumerate(("batch", "height", "width", *_CAPSULES)):
         sizes = [2, 3, 4, 3, 2, 4, 5]
         sizes[place] = 0
