@@ -56,12 +56,15 @@ struct Tensor {
   double (*widen)(const void* data, int64_t i);
   void (*draw)(Source& draw, void* data, int64_t count);
   Range range;
+  int shift;      // of an operand's numbers
   Bytes numbers;  // contents of an operand
 
   int64_t bytes() const { return count * element; }
   void Draw(Source& source) {
     numbers.resize(bytes());
+    source.shift = shift;
     draw(source, numbers.data(), count);
+    source.shift = 0;
   }
 };
 
@@ -168,13 +171,15 @@ LaunchError MakeCall(const GpuExec& exec, const typename Op::Problem& problem,
     using P = std::remove_pointer_t<decltype(argument)>;
     if constexpr (std::is_pointer_v<P>) {
       using N = std::remove_const_t<std::remove_pointer_t<P>>;
-      const int64_t count = counts[call->tensors.size()];
+      const size_t place = call->tensors.size();
+      const int64_t count = counts[place];
       call->tensors.push_back({kIsOperand<P>,
                                count,
                                int64_t{sizeof(N)},
                                WidenAt<N>,
                                DrawAll<N>,
                                RangeOf(N()),
+                               ShiftOf(Op(), problem, place),
                                {}});
     }
   });

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 #include <random>
@@ -26,7 +27,8 @@ using Counts = std::vector<int64_t>;  // elements of each tensor of a plan
 
 constexpr int32_t kTopExponent = 3;  // exponent of the largest weight of INQ codes
 
-// Draws numbers between 0.5 and 1 in magnitude, and codes that any `bits` allow.
+// Draws numbers between 0.5 and 1 in magnitude, times 2^-shift, and codes that any
+// `bits` allow.
 class Source {
  public:
   Source() = default;
@@ -39,12 +41,14 @@ class Source {
   }
   void Draw(float* x) { *x = Magnitude() * Sign(); }
   void Draw(double* x) { *x = Magnitude() * Sign(); }
-  void Draw(Float16* x) { x->bits = 0x3800 | (bits_() & 0x83ff); }
-  void Draw(BFloat16* x) { x->bits = 0x3f00 | (bits_() & 0x807f); }
+  void Draw(Float16* x) { x->bits = (0x3800 - (shift << 10)) | (bits_() & 0x83ff); }
+  void Draw(BFloat16* x) { x->bits = (0x3f00 - (shift << 7)) | (bits_() & 0x807f); }
   void Draw(uint8_t* x) { *x = bits_() % 3; }
 
+  int shift = 0;
+
  private:
-  float Magnitude() { return 0.5f + (bits_() & 0xffff) / 131072.f; }
+  float Magnitude() { return std::ldexp(0.5f + (bits_() & 0xffff) / 131072.f, -shift); }
   float Sign() { return bits_() & 1 ? 1.f : -1.f; }
 
   std::mt19937 bits_;
@@ -143,6 +147,26 @@ void ForEachOp(const capsule_conv_routing::Problem& p, const Visit& visit) {
   visit(Forward(), Counts{input, weights, bias, logits, output});
   visit(Backward(),
         Counts{output, input, weights, bias, logits, input, weights, bias, logits});
+}
+
+// Returns the shift that an operand of an op is drawn with.
+template <typename Op, typename P>
+int ShiftOf(const Op&, const P&, size_t) {
+  return 0;
+}
+// Weights make votes that are about 1 long. The shares of longer ones jump from parent
+// to parent with the last bits of the votes.
+inline int ShiftOfWeights(const capsule_conv_routing::Problem& p) {
+  const int64_t squares = Weights(p) / p.parents;
+  return squares == 0 ? 0 : std::ilogb(squares) / 2;
+}
+inline int ShiftOf(const capsule_conv_routing::Forward&,
+                   const capsule_conv_routing::Problem& p, size_t operand) {
+  return operand == 1 ? ShiftOfWeights(p) : 0;
+}
+inline int ShiftOf(const capsule_conv_routing::Backward&,
+                   const capsule_conv_routing::Problem& p, size_t operand) {
+  return operand == 2 ? ShiftOfWeights(p) : 0;
 }
 
 template <typename Visit>

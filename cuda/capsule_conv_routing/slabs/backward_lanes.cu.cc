@@ -28,6 +28,10 @@ class Kept {
   __device__ int logit_grads(int r) const { return shares(r) + kTypes / 4; }
   __device__ int bias_sums() const { return iterations_ * kStep; }
   __device__ int logit_sums() const { return bias_sums() + kQuads; }
+  // What follows in shared memory.
+  __device__ float4* End() const {
+    return Block() + (logit_sums() + kTypes / 4) * kLaneThreads;
+  }
 
   template <int kCount>
   __device__ static void Store(const float (&from)[kCount], int at) {
@@ -143,7 +147,7 @@ __global__ void __launch_bounds__(kLaneThreads, 3)
   constexpr int kNumbers = Pixel::kNumbers;
   GridDependencySynchronize();
   const Kept<kTypes, kQuads> kept(z);
-  Pixel at(z, logits);
+  Pixel at(z, logits, kept.End());
   float first_shares[kTypes] = {};
   const float zeros[kNumbers] = {};
   kept.Store(zeros, kept.bias_sums());
@@ -218,8 +222,9 @@ LaunchError RouteLanesBackward(const GpuExec& exec, const char* op,
     constexpr auto kKernel =
         RouteLanesBackwardKernel<CudaType<T>, types.value, quads.value>;
     return LaunchDependent<kKernel>(op, dim3(tiling.Blocks(places.pixels)),
-                                    kLaneThreads, tiling.KeptBytes(), exec, tiling,
-                                    places, grad, bias, logits, votes, parts);
+                                    kLaneThreads,
+                                    tiling.KeptBytes() + tiling.ExchangedBytes(), exec,
+                                    tiling, places, grad, bias, logits, votes, parts);
   });
 }
 

@@ -13,8 +13,9 @@ template <typename S, int kTypes, int kQuads>
 __global__ void __launch_bounds__(kLaneThreads, 4)
     RouteLanesKernel(const Tiling z, const Places places, const S* votes, const S* bias,
                      const S* logits, S* output) {
+  extern __shared__ float4 exchanged[];
   GridDependencySynchronize();
-  PixelLanes<S, kTypes, kQuads> at(z, logits);
+  PixelLanes<S, kTypes, kQuads> at(z, logits, exchanged);
   float first_shares[kTypes] = {};
   at.Softmax(first_shares);
   ForPixels(z, places.pixels, [&](int64_t pixel) {
@@ -52,8 +53,8 @@ LaunchError RouteLanes(const GpuExec& exec, const char* op, const Tiling& tiling
   return WithLanes(tiling, [&](auto types, auto quads) {
     constexpr auto kKernel = RouteLanesKernel<CudaType<T>, types.value, quads.value>;
     return LaunchDependent(op, kKernel, dim3(tiling.Blocks(places.pixels)),
-                           kLaneThreads, 0, exec, tiling, places, votes, bias, logits,
-                           output);
+                           kLaneThreads, static_cast<int>(tiling.ExchangedBytes()),
+                           exec, tiling, places, votes, bias, logits, output);
   });
 }
 

@@ -5,8 +5,7 @@
 // Each parent has `lanes` lanes, and each of these kQuads quads of its numbers. Lanes
 // past the last parent have votes and shares of zero. If a pixel has many types, the
 // warps of its block divide them, and exchange sums over types alone.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LANES_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LANES_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -26,12 +25,14 @@ class PixelLanes {
   static constexpr int kNumbers = 4 * kQuads;
   using Squash = capsule_routing::Squash<float>;
 
-  __device__ PixelLanes(const Tiling& tiling, const S* logits)
+  // Warps that divide a pixel exchange sums in `exchanged`, shared memory.
+  __device__ PixelLanes(const Tiling& tiling, const S* logits, float4* exchanged)
       : z(tiling),
         lane(threadIdx.x % z.group),
         parent(lane / z.lanes),
         first(z.divided ? threadIdx.x / kLanes * kTypes : 0),
-        exists(parent < z.parents) {
+        exists(parent < z.parents),
+        exchanged_(exchanged) {
 #pragma unroll
     for (int i = 0; i < kTypes; ++i) {
       logits_[i] = !exists      ? -INFINITY
@@ -174,14 +175,13 @@ class PixelLanes {
   // Adds up numbers over the warps of the block, in order. Two buffers in turn need one
   // barrier each time.
   __device__ void AddWarps(float (&numbers)[kNumbers]) {
-    __shared__ Pack<float, 4> parts[2][kQuads][kLaneThreads];
     turn_ ^= 1;
+    float4* const parts = exchanged_ + turn_ * kQuads * kLaneThreads;
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
-      Pack<float, 4> quad;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) quad.at[e] = numbers[4 * q + e];
-      parts[turn_][q][threadIdx.x] = quad;
+      const float* const quad = numbers + 4 * q;
+      parts[q * kLaneThreads + threadIdx.x] =
+          make_float4(quad[0], quad[1], quad[2], quad[3]);
     }
     __syncthreads();
 #pragma unroll
@@ -190,13 +190,16 @@ class PixelLanes {
     for (int from = 0; from < kLaneThreads; from += kLanes) {
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
-        const auto quad = parts[turn_][q][from + threadIdx.x % kLanes];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) numbers[4 * q + e] += quad.at[e];
+        const float4 quad = parts[q * kLaneThreads + from + threadIdx.x % kLanes];
+        numbers[4 * q] += quad.x;
+        numbers[4 * q + 1] += quad.y;
+        numbers[4 * q + 2] += quad.z;
+        numbers[4 * q + 3] += quad.w;
       }
     }
   }
 
+  float4* const exchanged_;
   float logits_[kTypes];
   int turn_ = 0;
 };
@@ -228,5 +231,3 @@ LaunchError WithLanes(const Tiling& z, const Launch& launch) {
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LANES_CUH_

@@ -73,15 +73,13 @@ void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
     const int64_t types = z->divided ? CeilDivide(z->types, kWarps) : z->types;
     z->lane_types = std::max(PowerOfTwo(types, kMostQuads), 4);
     z->pixels = (z->divided ? 32 : kLaneThreads) / z->group;
-    const int64_t shared = gradient ? z->KeptBytes() : 0;
-    // The static memory of divided pixels.
-    const int64_t all = shared + 4096 * quads;
-    if (types * quads > kMostQuads || all > device.shared) {
+    const int64_t shared = z->ExchangedBytes() + (gradient ? z->KeptBytes() : 0);
+    if (types * quads > kMostQuads || shared > device.shared) {
       z->quads = 0;
       continue;
     }
     const int64_t resident =
-        std::min<int64_t>(gradient ? 3 : 4, device.processor_shared / (all + 1024));
+        std::min<int64_t>(gradient ? 3 : 4, device.processor_shared / (shared + 1024));
     z->blocks = static_cast<int>(std::max<int64_t>(resident, 1) * device.processors);
     return;
   }

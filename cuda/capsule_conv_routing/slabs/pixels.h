@@ -56,7 +56,11 @@ struct Tiling {
   int Blocks(int64_t all_pixels) const {
     return static_cast<int>(std::min<int64_t>(CeilDivide(all_pixels, pixels), blocks));
   }
-  // The bytes of what the gradient keeps in shared memory, if votes are in registers.
+  // The shared memory of a block if votes are in registers: the bytes in which warps
+  // exchange sums, and those of what the gradient keeps.
+  int64_t ExchangedBytes() const {
+    return divided ? int64_t{2} * 16 * kLaneThreads * quads : 0;
+  }
   int64_t KeptBytes() const {
     const int64_t quads_of_types = lane_types / 4;
     return 16 * kLaneThreads *
