@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The networks whose training steps are measured, ours and most in plain Keras.
+"""The networks whose training steps are measured: ours, and most in plain Keras, too.
 
 A plain network has as many trainable weights as ours, in the same order and of the same
 shapes, so that it computes the same from the same weights.
