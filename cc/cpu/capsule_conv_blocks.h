@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Pixels of convolutions over poses of one row: the pairs of pixels that each tap
-// connects, and the division of images into blocks.
+// Pixels of convolutions over poses of one row: those that each tap connects, and the
+// division of images into blocks.
 #pragma once
 
 #include <cstdint>
@@ -126,37 +126,6 @@ void ForParts(const Block& block, const Range& y, const Range& x, const Visit& v
   visit_part(y_begin, y_end, x_end, block.x_end, false);
   visit_part(y_begin, y_end, x_begin, x_end, true);
 }
-
-// Iterates over the pairs of pixels that a tap connects, for written pixels in `part`.
-struct Pairs {
-  template <bool kGradient>
-  static Pairs Of(const Problem& p, int64_t tap, const Block& part) {
-    return {TapSpanOf<kGradient>(Vertical(p), tap / p.kernel_width, part.y_begin,
-                                 part.y_end),
-            TapSpanOf<kGradient>(Horizontal(p), tap % p.kernel_width, part.x_begin,
-                                 part.x_end),
-            part.samples};
-  }
-  Pairs(const TapSpan& y, const TapSpan& x, int64_t samples)
-      : y(y), x(x), count(samples * y.count * x.count) {}
-
-  void Next() {
-    if (++j < x.count) return;
-    j = 0;
-    if (++i < y.count) return;
-    i = 0;
-    ++sample;
-  }
-  // Return the row and column of the pixel that is read, and of the written pixel.
-  int64_t FromY() const { return y.from + i * y.from_step; }
-  int64_t FromX() const { return x.from + j * x.from_step; }
-  int64_t ToY() const { return y.to + i * y.to_step; }
-  int64_t ToX() const { return x.to + j * x.to_step; }
-
-  TapSpan y, x;
-  int64_t count;
-  int64_t sample = 0, i = 0, j = 0;
-};
 
 // Returns the number of terms of a partial sum, out of `all` terms. Rounding errors
 // grow with the terms of a partial sum and with the number of partial sums, so both are

@@ -3,317 +3,364 @@
 
 // Forward convolution and input gradient for poses of one row. The pixels of such an
 // image are the rows of the matrix product, so lanes are columns of the product, and
-// rows are read in place. Each tap multiplies the pixels that it reads inside the
-// image, and adds the products to the pixels that they contribute to.
+// pixels are read in place. A tile has a few pixels and two vectors of columns, and its
+// partial sums stay in registers.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
-#include "cc/cpu/capsule_conv_axis.h"
-#include "cc/cpu/capsule_conv_blocks.h"
-#include "cc/cpu/column_tile.h"
+#include "cc/cpu/capsule_conv_strip.h"
+#include "cc/cpu/capsule_conv_tile.h"
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kBlockPixels = 256;    // pixels of a task that share each weight
+constexpr int64_t kMostTaps = 128;           // most taps per partial sum
+constexpr int64_t kMostPanels = 8;           // most panels per task
+constexpr int64_t kPanelsBytes = 640 << 10;  // a task's panels in the L2 cache
+constexpr int64_t kBlockPixels = 256;    // pixels that share weights outside that cache
+constexpr int64_t kBlockPanels = 4;      // most panels that share these pixels
 constexpr int64_t kMinBlockPixels = 64;  // fewest such pixels, if there are few tasks
+constexpr int64_t kBlockTiles = 32;      // most tiles of such pixels
+constexpr int64_t kMinNumbers = 16;      // numbers of a pixel, for tiles by pixel
+// Samples of such a tile; more would compete for cache sets.
+constexpr int64_t kMostSamples = kTileRows < 8 ? kTileRows : 8;
 
-// The division of a sum into partial sums, which stay in registers. The terms of a sum
-// form `count` runs; a run has the terms of `taps` neighboring taps, which are
-// contiguous in the image and in the weights. A partial sum covers some terms of one
-// run, or all terms of several runs.
-struct Runs {
-  // Returns the runs of pixels whose taps are all inside the image, or of the other
-  // pixels. Inside, a run is a whole row of taps where these are contiguous, and a
-  // partial sum may cover several runs.
-  template <bool kGradient>
-  static Runs Of(const Problem& p, int64_t channels, bool is_inside) {
-    const int64_t all = p.kernel_height * p.kernel_width;
-    Runs runs;
-    runs.taps = is_inside && !kGradient && p.dilation_width == 1 ? p.kernel_width : 1;
-    runs.count = all / runs.taps;
-    runs.length = runs.taps * channels;
-    const int64_t terms = TermsOfPart(all * channels);
-    runs.part = CeilDivide(runs.length, CeilDivide(Max(runs.length, 1), terms));
-    // Plain TensorFlow sums each tap of the gradient separately, which is exact if taps
-    // have few terms, so sums are shorter here.
-    const int64_t most = kGradient ? terms / 2 : terms;
-    runs.together = is_inside ? Max(Min(most / Max(runs.length, 1), runs.count), 1) : 1;
-    return runs;
-  }
-
-  int64_t taps;            // taps per run
-  int64_t count;           // number of runs
-  int64_t length;          // terms per run
-  int64_t part, together;  // terms and runs per partial sum
+// The terms of a partial sum, at least: of one tap, and of several. Plain TensorFlow
+// sums each tap of the gradient separately, which is exact if taps have few terms, so
+// sums are shorter there.
+struct SumTerms {
+  int64_t of_tap, of_taps;
 };
+template <bool kGradient>
+constexpr SumTerms kSumTerms = {256, kGradient ? 128 : 256};
 
-// The division into tasks, each a group of column vectors for a block of pixels.
+// The division of the sums and of the work. As in cc/cpu/capsule_conv_image.h, `place`
+// is the index of a phase.
 template <typename A, bool kGradient>
 struct ColumnsPlan {
-  explicit ColumnsPlan(const Problem& problem)
+  static constexpr int64_t kPanel = 2 * kLanes<A>;
+
+  ColumnsPlan(const Problem& problem, const SumTerms& least)
       : p(problem),
-        from(kGradient ? OutputImage(p) : InputImage(p)),
-        to(kGradient ? InputImage(p) : OutputImage(p)),
-        channels(from.channels * from.columns),
-        columns(to.channels * to.columns),
-        vectors(CeilDivide(columns, kLanes<A>)),
+        from(Size(kGradient ? OutputImage(p) : InputImage(p))),
+        to(Size(kGradient ? InputImage(p) : OutputImage(p))),
         taps(p.kernel_height * p.kernel_width),
-        blocks(1, 1, 1, 1) {
-    // With a stride, pixels of the input have different taps, so none counts as inside.
-    if (!kGradient || (p.stride_height == 1 && p.stride_width == 1)) {
-      y_inside = InsideOf<kGradient>(Vertical(p));
-      x_inside = InsideOf<kGradient>(Horizontal(p));
+        panels(CeilDivide(to.numbers, kPanel)),
+        y_phases(kGradient ? Min(p.stride_height, to.height) : 1),
+        x_phases(kGradient ? Min(p.stride_width, to.width) : 1) {
+    // Rounding errors grow with the terms of a partial sum and with the number of
+    // partial sums, so both are kept near the square root of all terms.
+    int64_t terms = least.of_tap, tap_terms = least.of_taps;
+    for (; terms * terms < taps * from.numbers; terms *= 2) tap_terms *= 2;
+    const int64_t number_parts = Max(CeilDivide(from.numbers, terms), 1);
+    zeros = number_parts > 1 ? from.numbers : from.numbers * p.kernel_width;
+    part_numbers = Max(CeilDivide(from.numbers, number_parts), 1);
+    part_taps = Min(Max(tap_terms / part_numbers, 1), kMostTaps);
+    // Prefer whole rows of taps, if that makes no more partial sums.
+    const int64_t row_taps = part_taps - part_taps % Max(p.kernel_width, 1);
+    if (row_taps > 0 && CeilDivide(taps, row_taps) == CeilDivide(taps, part_taps)) {
+      part_taps = row_taps;
     }
-    inside = Runs::Of<kGradient>(p, channels, true);
-    outside = Runs::Of<kGradient>(p, channels, false);
-    const int64_t reuse =
-        kGradient ? Min(p.stride_height, to.height) * Min(p.stride_width, to.width) : 1;
-    const int64_t work =
-        p.batch * p.out_height * p.out_width * columns * taps * channels;
-    int64_t pixels = kBlockPixels;
-    for (group = Min(vectors, kGroupVectors);;) {
-      const int64_t fit = kBlockBytes / (group * kVectorBytes);
-      blocks = Blocks(p.batch, to.height, to.width, Min(pixels * reuse, fit));
-      groups = CeilDivide(vectors, group);
-      tasks = groups * blocks.count();
-      if (tasks >= kTasks || work / tasks < 2 * kTaskWork) break;
-      if (group > 4) {
-        group = 4;
-      } else if (pixels > kMinBlockPixels) {
-        pixels /= 2;
-      } else if (group > 2) {
-        group = 2;
-      } else {
-        break;
-      }
+    fits = CeilDivide(taps, part_taps) * number_parts <= terms;
+
+    const int64_t panel_bytes = Max(kPanel * taps * from.numbers * sizeof(A), 1);
+    const int64_t phases = y_phases * x_phases;
+    const int64_t pixels = p.batch * CeilDivide(to.height, Max(y_phases, 1)) *
+                           CeilDivide(to.width, Max(x_phases, 1));
+    streams = 2 * panel_bytes > kPanelsBytes && panels > 1;
+    // Then all pixels of a tile have the same taps inside the image, but consecutive
+    // tiles need pointers of their own, which takes long if taps have few terms.
+    by_pixel = p.batch > 1 && from.numbers >= kMinNumbers;
+    samples = p.batch;
+    if (by_pixel) samples = CeilDivide(p.batch, CeilDivide(p.batch, kMostSamples));
+    // At the edges of small images, tiles of whole pixels multiply fewer zeros.
+    const bool small = 8 * (p.kernel_width - 1) * p.dilation_width >= to.width;
+    rows = by_pixel && kGradient && small ? kTileRows / samples * samples : kTileRows;
+    int64_t most =
+        streams ? kBlockPanels : Min(Max(kPanelsBytes / panel_bytes, 1), kMostPanels);
+    if (streams &&
+        phases * CeilDivide(panels, most) * CeilDivide(pixels, kBlockPixels) < kTasks) {
+      most /= 2;
     }
+    groups = CeilDivide(panels, most);
+    if (phases * groups == 0) return;
+    group = CeilDivide(panels, groups);
+    const int64_t work = pixels * group * kPanel * Max(from.numbers * taps, 1);
+    parts = Min(CeilDivide(kTasks, phases * groups), work / kTaskWork);
+    const int64_t fewest = streams ? kMinBlockPixels : kTileRows;
+    parts = Max(Min(parts, CeilDivide(pixels, fewest)), 1);
   }
 
-  // Returns the elements from one vector of columns to the next in the packed weights
-  // [panel][tap][channel][lane]. A panel has two vectors; the last may have one.
-  int64_t stride() const { return taps * channels * kLanes<A>; }
-  // Returns whether the sums can be stored directly in a written image of type A.
-  bool in_place() const { return columns % kLanes<A> == 0; }
-
-  // Return the most runs of a partial sum, and the most elements it reads per pixel.
-  int64_t most_runs() const { return Max(inside.together, 1); }
-  int64_t most_numbers() const {
-    return Max(inside.together * inside.part, outside.part);
+  static Pixmap Size(const Image& image) {
+    return {image.height, image.width, image.channels * image.columns};
   }
+  Axis AxisY(int64_t place) const { return ImageAxis<kGradient>(Vertical(p), place); }
+  Axis AxisX(int64_t place) const { return ImageAxis<kGradient>(Horizontal(p), place); }
+
+  // Return the offset of a panel in [panel][tap][number][lane], and its width. The last
+  // panel may have one vector instead of two.
+  int64_t panel(int64_t index) const { return index * kPanel * taps * from.numbers; }
+  int64_t vectors(int64_t panel) const {
+    return Min(CeilDivide(to.numbers - panel * kPanel, kLanes<A>), 2);
+  }
+  // The panels are followed by zeros that stand for pixels outside the image, and by a
+  // flag for each panel and tap that is not zero if a weight is not finite.
+  int64_t packed() const { return flags(panels); }
+  int64_t flags(int64_t index) const { return panel(panels) + zeros + index * taps; }
+  bool AreFinite(const A* packed, int64_t first_panel, int64_t count) const {
+    A any = 0;
+    for (int64_t n = flags(first_panel); n < flags(first_panel + count); ++n) {
+      any += packed[n];
+    }
+    return any == 0;
+  }
+  // Returns whether sums can be stored directly in a written image of type A.
+  bool in_place() const { return to.numbers % kLanes<A> == 0; }
+  // Returns how many pixels a task sums at a time, at most.
+  int64_t block() const { return streams ? kBlockPixels : kTileRows; }
 
   const Problem& p;
-  Image from, to;
-  int64_t channels, columns;  // elements of a pixel: read, and written
-  int64_t vectors, taps;
-  Range y_inside = {}, x_inside = {};  // pixels that use the runs `inside`
-  Runs inside = {}, outside = {};
-  Blocks blocks;
-  int64_t group = 0, groups = 0;  // vectors per group, and number of groups
-  int64_t tasks = 0;
+  Pixmap from, to;
+  int64_t taps, panels;
+  int64_t y_phases, x_phases;       // number of phases along each axis
+  int64_t part_numbers, part_taps;  // numbers of a pixel and taps per partial sum
+  int64_t zeros;                    // most numbers that a run reads
+  bool fits;        // whether the number of partial sums is at most their length
+  bool streams;     // whether the weights of a task come from outside the L2 cache
+  bool by_pixel;    // whether tiles have a pixel of several samples
+  int64_t samples;  // most samples of a tile
+  int64_t rows;     // most pixels of a tile
+  int64_t groups, group = 0;  // groups of panels, and panels per group
+  int64_t parts = 0;          // parts of the pixels of a phase, for each group
 };
 
-// The scratch of a task.
-template <typename A>
-struct TaskScratch {
-  A* sums;           // [pixel of the task's block][vector][lane]
-  int64_t* offsets;  // offset of run r's pixels from those of a partial sum's first run
-  int64_t* at;       // offset of run r's weights from those of that run, in rows
-  const A** rows;    // pointers to the rows of a tile
-  A* wide;           // copies of these rows, converted to A
-  int64_t bytes;
-};
-
-// Lays out the scratch. Images of type A need no copies and maybe no sums.
+// The scratch of a task: sums [pixel of a block][lane of a group], if they are not
+// stored in place, and copies of the terms of a tile, if T is not A.
 template <typename T, typename A, bool kGradient>
-TaskScratch<A> CarveScratch(const ColumnsPlan<A, kGradient>& plan,
-                            void* scratch = nullptr) {
-  constexpr bool kSame = std::is_same_v<T, A>;
-  int64_t bytes = 0;
-  const auto next = [&](int64_t count, int64_t size) {
-    char* const place = static_cast<char*>(scratch) + bytes;
-    bytes += RoundUp(count * size, 64);
-    return place;
-  };
-  const int64_t sums =
-      kSame && plan.in_place() ? 0 : plan.blocks.most() * plan.group * kLanes<A>;
-  TaskScratch<A> memory;
-  memory.sums = reinterpret_cast<A*>(next(sums, sizeof(A)));
-  memory.offsets = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
-  memory.at = reinterpret_cast<int64_t*>(next(plan.most_runs(), sizeof(int64_t)));
-  memory.rows = reinterpret_cast<const A**>(
-      next(kTileSlots * plan.most_runs(), sizeof(const A*)));
-  memory.wide = reinterpret_cast<A*>(
-      next(kSame ? 0 : kTileRows * plan.most_numbers(), sizeof(A)));
-  memory.bytes = bytes;
-  return memory;
+int64_t SumsOf(const ColumnsPlan<A, kGradient>& plan) {
+  const bool in_place = std::is_same_v<T, A> && plan.in_place();
+  return in_place ? 0 : plan.block() * plan.group * plan.kPanel;
+}
+template <typename T, typename A, bool kGradient>
+int64_t ScratchOf(const ColumnsPlan<A, kGradient>& plan) {
+  const int64_t terms = plan.part_taps * plan.part_numbers;
+  const int64_t wide = std::is_same_v<T, A> ? 0 : kTileRows * terms;
+  return (SumsOf<T>(plan) + wide) * sizeof(A);
 }
 
 // Sets `fits` only if at least half of the lanes are used.
-template <typename T, bool kGradient>
+template <typename T, bool kGradient, const SumTerms& kTerms = kSumTerms<kGradient>>
 Division DivideColumns(const Problem& p) {
   using A = Accumulator<T>;
-  const ColumnsPlan<A, kGradient> plan(p);
+  const ColumnsPlan<A, kGradient> plan(p, kTerms);
   Division d;
-  d.fits = p.pose_rows == 1 && p.pose_depth == 1 &&
-           plan.vectors * kLanes<A> <= 2 * plan.columns;
-  d.workspace = plan.vectors * plan.stride() * sizeof(A);
-  d.scratch = CarveScratch<T>(plan).bytes;
-  d.tasks = plan.tasks;
-  d.weights_tasks = plan.taps * CeilDivide(plan.vectors, 2);
+  d.fits = plan.fits && p.pose_rows == 1 && p.pose_depth == 1 &&
+           RoundUp(plan.to.numbers, kLanes<A>) <= 2 * plan.to.numbers;
+  d.workspace = plan.packed() * sizeof(A);
+  d.scratch = ScratchOf<T>(plan);
+  d.tasks = p.batch == 0 ? 0 : plan.y_phases * plan.x_phases * plan.groups * plan.parts;
+  d.weights_tasks = plan.taps * plan.panels;
   return d;
 }
 
-// Packs one panel of the columns of one tap.
+// Packs one panel of one tap.
 template <typename T, bool kGradient>
 void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
-  constexpr int kPanel = 2 * kLanes<A>;
-  const ColumnsPlan<A, kGradient> plan(p);
-  const int64_t tap = task % plan.taps, v = task / plan.taps * 2;
-  A* const panel = static_cast<A*>(workspace) + v * plan.stride();
-  const int64_t row = tap * plan.channels;
-  if (v + 1 < plan.vectors) {
-    PackTile<T, kGradient, kPanel>(p, weights, 0, v * kLanes<A>, panel + row * kPanel);
+  using Plan = ColumnsPlan<A, kGradient>;
+  const Plan plan(p, kSumTerms<kGradient>);
+  A* const packed = static_cast<A*>(workspace);
+  if (task == 0)
+    std::memset(packed + plan.panel(plan.panels), 0, plan.zeros * sizeof(A));
+  const int64_t tap = task % plan.taps, panel = task / plan.taps;
+  const int64_t width = plan.vectors(panel) * kLanes<A>;
+  const int64_t first = panel * plan.kPanel;
+  A* const to = packed + plan.panel(panel) + tap * plan.from.numbers * width;
+  if (width == plan.kPanel) {
+    PackTile<T, kGradient, Plan::kPanel>(p, weights, 0, first, to);
   } else {
-    PackTile<T, kGradient, kLanes<A>>(p, weights, 0, v * kLanes<A>,
-                                      panel + row * kLanes<A>);
+    PackTile<T, kGradient, kLanes<A>>(p, weights, 0, first, to);
   }
+  packed[plan.flags(panel) + tap] = !AreFinite(to, plan.from.numbers * width);
 }
 
-// A partial sum: `length` terms from `term` on of each of `runs` runs from `run` on.
-struct Part {
-  int64_t run, runs;
-  int64_t term, length;
+// The operands of a task: a group of panels, and the axes of a phase.
+template <typename T, typename A>
+struct Operands {
+  Axis y_axis, x_axis;
+  int64_t panel, panels;
+  const T* from;
+  const A* packed;
 };
 
-// Adds a partial sum to the sums of the pixels in `block`, or sets them to it.
+// Adds the terms of `part_taps` taps from `begin` on to the sums of a tile, or sets the
+// sums to them if these are the first. The sums of a pixel begin at to[pixel]. The tile
+// has pixels `index` to `index` + `count` of a block of `block` pixels.
 template <typename T, typename A, bool kGradient>
-void AddPart(const ColumnsPlan<A, kGradient>& plan, const Block& block,
-             const Runs& runs, const Part& part, bool add, const T* from,
-             const A* weights, int64_t vectors, const TaskScratch<A>& memory,
-             const PixelView<A>& sums) {
-  const Problem& p = plan.p;
-  const int64_t tap = part.run * runs.taps;
-  for (int64_t run = 0; run < part.runs; ++run) {
-    const int64_t other = tap + run * runs.taps;
-    const int64_t down = other / p.kernel_width - tap / p.kernel_width;
-    const int64_t right = other % p.kernel_width - tap % p.kernel_width;
-    const int64_t at =
-        (down * p.dilation_height * plan.from.width + right * p.dilation_width) *
-        plan.channels;
-    memory.offsets[run] = kGradient ? -at : at;
-    memory.at[run] = run * part.length;
+void AddPart(const ColumnsPlan<A, kGradient>& plan, const Operands<T, A>& task,
+             const Tile<T>& tile, int64_t begin, int64_t index, int64_t block, A* wide,
+             A* const* to) {
+  const AddRowsFunction<A> add_rows[] = {AddRowsOf<A, 1>(tile.count),
+                                         AddRowsOf<A, 2>(tile.count)};
+  const Axis &y_axis = task.y_axis, &x_axis = task.x_axis;
+  const int64_t numbers = plan.from.numbers;
+  const int64_t count = y_axis.taps * x_axis.taps;
+  const bool all_numbers = plan.part_numbers == numbers;
+  // If the taps of a row read contiguous pixels, a row of taps is one run.
+  const bool rows_of_taps =
+      x_axis.delta == 1 && x_axis.tap_step == 1 && all_numbers &&
+      (count <= plan.part_taps || plan.part_taps % x_axis.taps == 0) &&
+      tile.AreInsideRow(plan.from, x_axis.reach());
+  const int64_t taps = rows_of_taps ? x_axis.taps : 1;
+  // Distances from one tile to the next, in the image that is read and the written one.
+  const int64_t read = tile.count * x_axis.step * numbers;
+  const int64_t written = tile.count * x_axis.stride * plan.to.numbers;
+  const T* pixels[kMostTaps * kTileSlots];
+  int64_t at[kMostTaps], runs = 0;
+  const int64_t end = Min(begin + plan.part_taps, count);
+  for (int64_t tap = begin; tap < end; tap += taps) {
+    const int64_t i = tap / x_axis.taps, j = tap - i * x_axis.taps;
+    at[runs] = ((y_axis.tap_first + i * y_axis.tap_step) * plan.p.kernel_width +
+                x_axis.tap_first + j * x_axis.tap_step) *
+               numbers;
+    runs +=
+        tile.Find(plan.from, i * y_axis.delta, j * x_axis.delta, task.from,
+                  task.packed + plan.panel(plan.panels), pixels + runs * kTileSlots);
   }
-  const int64_t terms = part.runs * part.length;
-  const int64_t begin = tap * plan.channels + part.term;
-  Pairs pairs = Pairs::Of<kGradient>(p, tap, block);
-  const int64_t tiles = CeilDivide(pairs.count, kTileRows);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t rows =
-        PartBegin(pairs.count, tile + 1, tiles) - PartBegin(pairs.count, tile, tiles);
-    A* to[kTileRows];
-    A* wide = memory.wide;
-    for (int64_t n = 0; n < rows; ++n, pairs.Next()) {
-      const int64_t y =
-          (block.sample + pairs.sample) * plan.from.height + pairs.FromY();
-      const T* const pixel =
-          from + (y * plan.from.width + pairs.FromX()) * plan.channels + part.term;
-      for (int64_t run = 0; run < part.runs; ++run) {
-        const T* const numbers = pixel + memory.offsets[run];
-        if constexpr (std::is_same_v<T, A>) {
-          memory.rows[run * kTileSlots + n] = numbers;
-        } else {
-          for (int64_t k = 0; k < part.length; ++k) wide[k] = Widen(numbers[k]);
-          memory.rows[run * kTileSlots + n] = wide;
-          wide += part.length;
+  for (int64_t first = 0; runs > 0 && first < numbers; first += plan.part_numbers) {
+    const int64_t length = taps * Min(plan.part_numbers, numbers - first);
+    int64_t skip = first;
+    const A* const* rows;
+    const A* copies[std::is_same_v<T, A> ? 1 : kMostTaps * kTileSlots];
+    if constexpr (std::is_same_v<T, A>) {
+      rows = pixels;
+    } else {
+      A* copy = wide;
+      for (int64_t run = 0; run < runs; ++run) {
+        for (int64_t n = 0; n < tile.count; ++n, copy += length) {
+          const T* const pixel = pixels[run * kTileSlots + n] + first;
+          for (int64_t k = 0; k < length; ++k) copy[k] = Widen(pixel[k]);
+          copies[run * kTileSlots + n] = copy;
         }
       }
-      to[n] = sums.At(pairs.sample, pairs.ToY(), pairs.ToX());
+      rows = copies;
+      skip = 0;
     }
-    const AddRowsFunction<A> two = AddRowsOf<A, 2>(rows), one = AddRowsOf<A, 1>(rows);
-    for (int64_t v = 0; v < vectors; v += 2) {
-      const int64_t width = Min(vectors - v, 2) * kLanes<A>;
-      const A* const panel = weights + v * plan.stride() + begin * width;
-      // While the tiles multiply this part of the weights, they prefetch the next.
-      (width > kLanes<A> ? two : one)(
-          {memory.rows, memory.at, part.runs, 0, part.length}, panel,
-          panel + (terms + terms * tile / tiles) * width, CeilDivide(width, tiles), add,
-          to, v * kLanes<A>);
-    }
-  }
-}
-
-// Sets the sums of the pixels in a block to zero.
-template <typename A>
-void SetZero(const Block& block, int64_t width, const PixelView<A>& sums) {
-  for (int64_t n = 0; n < block.samples; ++n) {
-    for (int64_t y = block.y_begin; y < block.y_end; ++y) {
-      for (int64_t x = block.x_begin; x < block.x_end; ++x) {
-        std::memset(sums.At(n, y, x), 0, width * sizeof(A));
+    const int64_t terms = runs * length;
+    for (int64_t s = 0; s < tile.span; ++s) {
+      // Prefetches what the next tile writes. If weights stream through the cache, all
+      // tiles of the block together prefetch the weights of the next part.
+      const A* ahead = to[0] + (s + 1) * written;
+      int64_t step = CeilDivide(written, Max(task.panels * terms, 1));
+      for (int64_t n = task.panel; n < task.panel + task.panels; ++n) {
+        const int64_t width = plan.vectors(n) * kLanes<A>;
+        const A* const weights = task.packed + plan.panel(n) + first * width;
+        if (plan.streams) {
+          ahead = weights + (at[0] + terms + terms * index / block) * width;
+          step = CeilDivide(tile.count * width, block);
+        }
+        add_rows[plan.vectors(n) - 1]({rows, at, runs, s * read + skip, length},
+                                      weights, ahead, step, begin > 0 || first > 0, to,
+                                      s * written + (n - task.panel) * plan.kPanel);
+        ahead += terms * step;
       }
+      index += tile.count;
     }
+  }
+  if (runs > 0 || begin > 0) return;
+  const int64_t last = task.panel + task.panels - 1;
+  const int64_t width =
+      (task.panels - 1) * plan.kPanel + plan.vectors(last) * kLanes<A>;
+  for (int64_t n = 0; n < tile.count * tile.span; ++n) {
+    std::memset(to[n % tile.count] + n / tile.count * written, 0, width * sizeof(A));
   }
 }
 
-// Computes the sums of the pixels in a block, all inside or all outside.
-template <typename T, typename A, bool kGradient>
-void AddBlock(const ColumnsPlan<A, kGradient>& plan, const Block& block, bool is_inside,
-              const T* from, const A* weights, int64_t vectors,
-              const TaskScratch<A>& memory, const PixelView<A>& sums) {
-  const Runs& runs = is_inside ? plan.inside : plan.outside;
-  bool add = !is_inside || runs.length == 0;
-  if (add) SetZero(block, vectors * kLanes<A>, sums);
-  for (int64_t run = 0; run < runs.count; run += runs.together) {
-    const int64_t count = Min(runs.together, runs.count - run);
-    for (int64_t term = 0; term < runs.length; term += runs.part, add = true) {
-      AddPart(plan, block, runs, {run, count, term, Min(runs.part, runs.length - term)},
-              add, from, weights, vectors, memory, sums);
-    }
-  }
-}
-
-// Computes a group of column vectors for a block of pixels: one task.
-template <typename T, bool kGradient>
+// Computes a group of panels for some pixels of a phase: one task.
+template <typename T, bool kGradient, const SumTerms& kTerms = kSumTerms<kGradient>>
 void RunColumns(const Problem& p, int64_t task, const T* from, const void* workspace,
                 T* to, void* scratch) {
   using A = Accumulator<T>;
-  const ColumnsPlan<A, kGradient> plan(p);
-  const Block block = plan.blocks.At(task / plan.groups);
-  const int64_t first = task % plan.groups * plan.group;
-  const int64_t vectors = Min(plan.group, plan.vectors - first);
-  const int64_t width = vectors * kLanes<A>, column = first * kLanes<A>;
-  const TaskScratch<A> memory = CarveScratch<T>(plan, scratch);
-  const A* const weights = static_cast<const A*>(workspace) + first * plan.stride();
-  const int64_t row = plan.to.width * plan.columns, sample = plan.to.height * row;
-  T* const image = to + block.sample * sample + column;
-  PixelView<A> sums;
-  bool in_place = false;
-  if constexpr (std::is_same_v<T, A>) {
-    in_place = plan.in_place();
-    if (in_place) sums = {image, sample, row, plan.columns};
-  }
-  if (!in_place) {
-    const int64_t columns = block.x_end - block.x_begin;
-    const int64_t rows = block.y_end - block.y_begin;
-    sums = {memory.sums, rows * columns * width, columns * width, width};
-    sums.first -= block.y_begin * sums.row + block.x_begin * sums.pixel;
-  }
-  ForParts(block, plan.y_inside, plan.x_inside, [&](const Block& part, bool is_inside) {
-    AddBlock(plan, part, is_inside, from, weights, vectors, memory, sums);
-  });
-  if (in_place) return;
-  const int64_t used = Min(width, plan.columns - column);
-  for (int64_t n = 0; n < block.samples; ++n) {
-    for (int64_t y = block.y_begin; y < block.y_end; ++y) {
-      for (int64_t x = block.x_begin; x < block.x_end; ++x) {
-        T* const pixel = image + n * sample + y * row + x * plan.columns;
-        const A* const sum = sums.At(n, y, x);
+  const ColumnsPlan<A, kGradient> plan(p, kTerms);
+  const int64_t part = task % plan.parts;
+  task /= plan.parts;
+  const int64_t place = task % (plan.y_phases * plan.x_phases);
+  const int64_t panel = task / (plan.y_phases * plan.x_phases) * plan.group;
+  const Operands<T, A> operands{plan.AxisY(place / plan.x_phases),
+                                plan.AxisX(place % plan.x_phases),
+                                panel,
+                                Min(plan.group, plan.panels - panel),
+                                from,
+                                static_cast<const A*>(workspace)};
+  const Axis &y_axis = operands.y_axis, &x_axis = operands.x_axis;
+  // Tasks and the parts of tasks consist of whole tiles where possible.
+  const int64_t image = y_axis.count * x_axis.count, pixels = p.batch * image;
+  const int64_t units = CeilDivide(pixels, plan.rows);
+  const int64_t begin = Min(PartBegin(units, part, plan.parts) * plan.rows, pixels);
+  const int64_t end = Min(PartBegin(units, part + 1, plan.parts) * plan.rows, pixels);
+  if (begin >= end) return;
+  // The products of zeros outside the image with infinite weights would be NaN. In a
+  // tile of one pixel, taps that read outside are skipped.
+  int64_t size = CeilDivide(end - begin, CeilDivide(end - begin, kTileRows));
+  if (plan.rows < kTileRows) size = plan.rows;
+  if (!plan.AreFinite(operands.packed, panel, operands.panels)) size = 1;
+  const bool in_place = SumsOf<T>(plan) == 0;
+  const int64_t width = plan.group * plan.kPanel, column = panel * plan.kPanel;
+  A* const sums = static_cast<A*>(scratch);
+  A* const wide = sums + SumsOf<T>(plan);
+  const int64_t count = Max(y_axis.taps * x_axis.taps, 1);
+  Tile<T> tiles[kBlockTiles];
+  for (int64_t first = begin; first < end;) {
+    // A block of one tile, or if weights stream through the cache, of several.
+    const int64_t most = plan.streams ? Min(kBlockPixels, end - first) : 1;
+    int64_t tile_count = 0, block = 0;
+    while (block < most && tile_count < kBlockTiles) {
+      const int64_t sample = (first + block) / (plan.samples * image) * plan.samples;
+      const int64_t samples = Min(plan.samples, p.batch - sample);
+      const int64_t pixel = first + block - sample * image;
+      const int64_t left = Min(plan.streams ? most - block : end - first - block,
+                               samples * image - pixel);
+      Tile<T>& tile = tiles[tile_count++];
+      tile = Tile<T>(plan.from, plan.to, y_axis, x_axis, sample, samples, plan.by_pixel,
+                     pixel, Min(size, left));
+      if (in_place && !plan.by_pixel) {
+        const int64_t inside =
+            PixelsInside(x_axis, plan.from.width, pixel % x_axis.count);
+        tile.span = Max(Min(inside, left) / tile.count, 1);
+      }
+      block += tile.count * tile.span;
+    }
+    const auto for_tiles = [&](const auto& visit) {
+      int64_t index = 0;
+      for (int64_t n = 0; n < tile_count; ++n) {
+        visit(tiles[n], index);
+        index += tiles[n].count * tiles[n].span;
+      }
+    };
+    for (int64_t tap = 0; tap < count; tap += plan.part_taps) {
+      for_tiles([&](const Tile<T>& tile, int64_t index) {
+        A* places[kTileRows];
+        for (int64_t n = 0; n < tile.count; ++n) {
+          places[n] = sums + (index + n) * width;
+          if constexpr (std::is_same_v<T, A>) {
+            if (in_place) places[n] = to + tile.to[n] + column;
+          }
+        }
+        AddPart(plan, operands, tile, tap, index, block, wide, places);
+      });
+    }
+    first += block;
+    if (in_place) continue;
+    const int64_t used = Min(width, plan.to.numbers - column);
+    for_tiles([&](const Tile<T>& tile, int64_t index) {
+      for (int64_t n = 0; n < tile.count; ++n) {
+        const A* const sum = sums + (index + n) * width;
+        T* const pixel = to + tile.to[n] + column;
         for (int64_t k = 0; k < used; ++k) Narrow(sum[k], pixel + k);
       }
-    }
+    });
   }
 }
 

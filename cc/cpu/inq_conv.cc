@@ -3,16 +3,34 @@
 
 #include "cc/cpu/inq_conv.h"
 
+#include "cc/cpu/capsule_conv_columns.h"
 #include "cc/cpu/convert.h"
-#include "cc/cpu/inq_conv_tiles.h"
 #include "cc/cpu/lanes.h"
 
 namespace capsops::inq_conv::CAPSOPS_ISA {
 namespace {
 
-using capsops::CAPSOPS_ISA::BitCast;
-using capsops::CAPSOPS_ISA::Narrow;
-using capsops::CAPSOPS_ISA::Widen;
+using namespace capsops::CAPSOPS_ISA;                // NOLINT: this unit's
+using namespace capsops::capsule_conv::CAPSOPS_ISA;  // NOLINT: instruction set
+
+constexpr SumTerms kTerms = {320, 320};
+constexpr int64_t kPackChannels = 64;  // input channels per task of `pack`
+
+// A capsule convolution with these weights, and its division into panels.
+template <typename A, bool kGradient>
+struct Panels {
+  explicit Panels(const Problem& p)
+      : poses(AsPoses(p, p.in_channels, p.out_channels)), plan(poses, kTerms) {}
+
+  // Writes what follows the panels; all weights are finite.
+  void Finish(A* packed) const {
+    const int64_t first = plan.panel(plan.panels);
+    std::memset(packed + first, 0, (plan.packed() - first) * sizeof(A));
+  }
+
+  capsule_conv::Problem poses;
+  ColumnsPlan<A, kGradient> plan;
+};
 
 // Returns 2^exponent, which must be a normal number.
 template <typename A>
@@ -81,10 +99,11 @@ void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t wid
 template <typename A>
 bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
                  void* workspace) {
-  const Plan<A, false> plan(p);
-  const int64_t channels = plan.from.channels, lanes = plan.to.channels;
+  const Panels<A, false> all(p);
+  const ColumnsPlan<A, false>& plan = all.plan;
+  const int64_t channels = plan.from.numbers, lanes = plan.to.numbers;
   A* const packed = static_cast<A*>(workspace);
-  if (task == 0) plan.SetZeros(packed);
+  if (task == 0) all.Finish(packed);
   const int64_t tap = task % plan.taps;
   const int64_t begin = task / plan.taps * kPackChannels;
   const int64_t end = Min(begin + kPackChannels, channels);
@@ -106,16 +125,17 @@ bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
 template <typename A>
 bool PackGradient(const Problem& p, int64_t task, int top, const uint8_t* codes,
                   void* workspace) {
-  const Plan<A, true> plan(p);
-  const int64_t channels = plan.from.channels;
+  const Panels<A, true> all(p);
+  const ColumnsPlan<A, true>& plan = all.plan;
+  const int64_t channels = plan.from.numbers;
   A* const packed = static_cast<A*>(workspace);
-  if (task == 0) plan.SetZeros(packed);
+  if (task == 0) all.Finish(packed);
   const int64_t tap = task % plan.taps, panel = task / plan.taps;
   const int64_t width = plan.vectors(panel) * kLanes<A>;
   const int64_t first = panel * plan.kPanel;
-  const int64_t lanes = Min(width, plan.to.channels - first);
+  const int64_t lanes = Min(width, plan.to.numbers - first);
   A* const weights = packed + plan.panel(panel) + tap * channels * width;
-  codes += (tap * plan.to.channels + first) * channels;
+  codes += (tap * plan.to.numbers + first) * channels;
   const bool fit = Fit(lanes * channels, p.bits, codes);
   const int64_t tiles = lanes / kLanes<A>, blocks = channels / kLanes<A>;
   for (int64_t v = 0; v < tiles; ++v) {
@@ -133,6 +153,22 @@ bool PackGradient(const Problem& p, int64_t task, int top, const uint8_t* codes,
     }
   }
   return fit;
+}
+
+template <typename A, bool kGradient>
+capsule_conv::Division Divide(const Problem& p) {
+  const Panels<A, kGradient> all(p);
+  auto d = DivideColumns<A, kGradient, kTerms>(all.poses);
+  if (!kGradient)
+    d.weights_tasks = all.plan.taps * CeilDivide(p.in_channels, kPackChannels);
+  return d;
+}
+
+template <typename A, bool kGradient>
+void Run(const Problem& p, int64_t task, const A* from, const void* workspace, A* to,
+         void* scratch) {
+  const auto poses = AsPoses(p, p.in_channels, p.out_channels);
+  RunColumns<A, kGradient, kTerms>(poses, task, from, workspace, to, scratch);
 }
 
 template <typename A>

@@ -3,13 +3,15 @@
 
 // CPU kernels of INQ convolution, compiled once per instruction set. A call runs one
 // task on one thread, as in cc/cpu/capsule_prediction.h. If the channels of the written
-// image fill at least half of the lanes, cc/cpu/inq_conv_tiles.h computes the
-// convolution; otherwise cc/cpu/capsule_conv.h does, whose lanes are pixels.
+// image fill at least half of the lanes, cc/cpu/capsule_conv_columns.h computes the
+// convolution from packed codes; otherwise weights are decoded first, and the lanes of
+// cc/cpu/capsule_conv.h are pixels.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
+#include "cc/cpu/capsule_conv.h"
 #include "cc/cpu/kernels.h"
 #include "cc/launch/inq_conv.h"
 
@@ -19,25 +21,17 @@ namespace capsops::inq_conv {
 template <typename A>
 constexpr int64_t kLargestTop = std::is_same_v<A, double> ? 900 : 60;
 
-// The division of the work, which depends only on the problem and the instruction set.
-struct Division {
-  bool fits;           // whether these kernels can compute the problem
-  int64_t workspace;   // bytes of the packed weights
-  int64_t pack_tasks;  // number of tasks of `pack`
-  int64_t tasks;       // number of tasks of `run`
-};
-
 // Kernels of the forward convolution or of the input gradient. Both read one image and
 // write another.
 template <typename A>
 struct ImageKernels {
-  Division (*divide)(const Problem& p);
+  capsule_conv::Division (*divide)(const Problem& p);
   // Decodes and packs weights with top exponent `top`, which is at most kLargestTop.
   // Returns whether all codes are in the code book.
   bool (*pack)(const Problem& p, int64_t task, int top, const uint8_t* codes,
                void* workspace);
   void (*run)(const Problem& p, int64_t task, const A* from, const void* workspace,
-              A* to);
+              A* to, void* scratch);
 };
 
 template <typename T>

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "cc/cpu/dispatch/isa.h"
+#include "cc/cpu/dispatch/tasks.h"
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/round.h"
 
@@ -87,7 +88,7 @@ class Convolution {
   // them, and otherwise by a capsule convolution.
   struct Part {
     Problem p;
-    Division division = {};
+    capsule_conv::Division division = {};
     capsule_conv::ConvPlan<CpuExec, A> decoded;
   };
 
@@ -186,7 +187,7 @@ class Convolution {
   bool Decode(const CpuExec& exec, const uint8_t* codes, int top, void* weights) const {
     std::atomic<bool> fit = true;
     if (full_part_.division.fits) {
-      ForEach(exec, full_part_.division.pack_tasks, 2 * Weights(whole_),
+      ForEach(exec, full_part_.division.weights_tasks, 2 * Weights(whole_),
               [&](int64_t task) {
                 if (!image_.pack(full_part_.p, task, top, codes, weights)) fit = false;
               });
@@ -209,11 +210,14 @@ class Convolution {
       if (error.empty()) return {};
       return {std::string(kOp) + ": " + error.text(), error.fault()};
     }
+    const capsule_conv::Division& d = part.division;
     // The cost assumes 16 multiply-adds per cycle.
     const int64_t work = Output(p) * p.kernel_height * p.kernel_width * p.in_channels;
-    ForEach(exec, part.division.tasks, work / 16,
-            [&](int64_t task) { image_.run(p, task, from, weights, to); });
-    return {};
+    const int64_t cost = work / 16 / std::max<int64_t>(d.tasks, 1);
+    return ForTasks(exec, kOp, d.tasks, std::max<int64_t>(cost, 1), d.scratch,
+                    [&](int64_t task, void* scratch) {
+                      image_.run(p, task, from, weights, to, scratch);
+                    });
   }
 
   // Calls run(task) for each task; `cost` is the cycles of all tasks together.
