@@ -199,6 +199,8 @@ struct Patch {
   int64_t depth, height, row, rows, width, pixel;
   int64_t copy_width, groups, unit;
   int64_t x_taps, x_stride, x_dilation, x_pad;
+  // Every x_every-th tap reads a pixel, each from x_back pixels farther to the left.
+  int64_t x_every, x_back;
 
   Patch(const Problem& p, const Slab& slab)
       : first(slab.first),
@@ -220,7 +222,9 @@ struct Patch {
         x_taps(1),
         x_stride(1),
         x_dilation(1),
-        x_pad(0) {
+        x_pad(0),
+        x_every(1),
+        x_back(1) {
     if (!slab.unfolded) return;
     const AxisPhase& x = slab.phase.x;
     copy_width = x.out.count;
@@ -230,6 +234,8 @@ struct Patch {
     x_stride = x.stride;
     x_dilation = x.dilation;
     x_pad = x.pad;
+    x_every = x.stride / Gcd(x.stride, x.dilation);
+    x_back = x_every * x.dilation / x.stride;
   }
 
   // Return the range of the input's frames, over all images, that the slab may read.

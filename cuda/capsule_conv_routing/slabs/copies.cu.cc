@@ -74,31 +74,40 @@ __global__ void __launch_bounds__(kThreads)
   ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
 }
 
-// Copies packs of kPack elements, in the order of the copy. Int counts them.
-template <typename S, int kPack, typename Int>
+// Copies packs of kPack elements, of which a pixel of the copy has `packs`. A thread
+// copies one pack of each pixel that its block takes of a row.
+template <typename S, int kPack>
 __global__ void __launch_bounds__(kThreads)
-    CopyImageKernel(const Patch patch, int64_t count, const S* input, S* copy) {
+    CopyImageKernel(const Patch patch, int64_t packs, const S* input, S* copy) {
   using P = Pack<S, kPack>;
-  ForEach(count, [&](int64_t n) {
-    Digits<Int> digits(static_cast<Int>(n));
-    const int64_t element = digits.Next(patch.unit / kPack) * kPack;
-    const int64_t c = digits.Next(patch.channels), tap = digits.Next(patch.x_taps);
-    const int64_t group = digits.Next(patch.groups);
-    const int64_t x = digits.Next(patch.copy_width) * patch.x_stride +
-                      tap * patch.x_dilation - patch.x_pad;
-    const int64_t y = digits.Next(patch.rows), frame = patch.first + digits.rest;
-    const int64_t image = frame / patch.per_image;
-    const int64_t depth = (frame - image * patch.per_image) * patch.read_step +
-                          c * patch.read_tap + patch.read;
-    P numbers{};
-    if (depth >= 0 && depth < patch.depth && x >= 0 && x < patch.width) {
+  GridDependencySynchronize();
+  for (int64_t row = blockIdx.x; row < patch.frames * patch.rows; row += gridDim.x) {
+    const int64_t slice = row / patch.rows, y = row - slice * patch.rows;
+    const int64_t frame = patch.first + slice, image = frame / patch.per_image;
+    const int64_t place = frame - image * patch.per_image;
+    for (int64_t n = int64_t{blockIdx.y} * kThreads + threadIdx.x; n < packs;
+         n += int64_t{gridDim.y} * kThreads) {
+      Digits<int64_t> digits(n);
+      const int64_t element = digits.Next(patch.unit / kPack) * kPack;
+      const int64_t c = digits.Next(patch.channels), tap = digits.Next(patch.x_taps);
+      const int64_t depth = place * patch.read_step + c * patch.read_tap + patch.read;
+      const bool inside = depth >= 0 && depth < patch.depth;
       const int64_t line = (image * patch.depth + depth) * patch.height + patch.row + y;
-      numbers =
-          *reinterpret_cast<const P*>(input + (line * patch.width + x) * patch.pixel +
-                                      group * patch.unit + element);
+      const int64_t from =
+          line * patch.width * patch.pixel + digits.rest * patch.unit + element;
+      const int64_t left = tap * patch.x_dilation - patch.x_pad;
+#pragma unroll 4
+      for (int64_t x = blockIdx.z; x < patch.copy_width; x += gridDim.z) {
+        const int64_t read = x * patch.x_stride + left;
+        P numbers{};
+        if (inside && read >= 0 && read < patch.width) {
+          numbers = *reinterpret_cast<const P*>(input + from + read * patch.pixel);
+        }
+        *reinterpret_cast<P*>(copy + ((row * patch.copy_width + x) * packs + n) *
+                                         kPack) = numbers;
+      }
     }
-    *reinterpret_cast<P*>(copy + n * kPack) = numbers;
-  });
+  }
 }
 
 // Adds to packs of the input's gradient, of the rows that the patch reads in the frames
@@ -115,6 +124,14 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t group = digits.Next(patch.groups), x = digits.Next(patch.width);
     const int64_t y = digits.Next(patch.rows), frame = first + digits.rest;
     const int64_t image = frame / patch.depth, depth = frame - image * patch.depth;
+    // Tap `first_tap` and every x_every-th reach this pixel, from pixel `last` on down.
+    int64_t first_tap = 0, last = x + patch.x_pad;
+    while (first_tap < patch.x_every && last % patch.x_stride != 0) {
+      ++first_tap;
+      last -= patch.x_dilation;
+    }
+    if (first_tap == patch.x_every) return;
+    last /= patch.x_stride;
     A sums[kPack] = {};
     bool any = false;
     for (int64_t c = 0; c < patch.channels; ++c) {
@@ -123,11 +140,10 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t in_image = place / patch.read_step;
       const int64_t from = image * patch.per_image + in_image - patch.first;
       if (in_image >= patch.per_image || from < 0 || from >= patch.frames) continue;
-      for (int64_t tap = 0; tap < patch.x_taps; ++tap) {
-        const int64_t reached = x + patch.x_pad - tap * patch.x_dilation;
-        if (reached < 0 || reached % patch.x_stride != 0) continue;
-        const int64_t to = reached / patch.x_stride;
-        if (to >= patch.copy_width) continue;
+      int64_t to = last;
+      for (int64_t tap = first_tap; tap < patch.x_taps;
+           tap += patch.x_every, to -= patch.x_back) {
+        if (to < 0 || to >= patch.copy_width) continue;
         any = true;
         const int64_t pixel = (from * patch.rows + y) * patch.copy_width + to;
         const int64_t channel =
@@ -228,14 +244,19 @@ LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
                       const T* input, T* copy) {
   using S = CudaType<T>;
   return WithPack<S>(patch.unit, [&](auto pack) -> LaunchError {
-    const int64_t count = patch.frames * patch.rows * patch.copy_width * patch.groups *
-                          patch.x_taps * patch.channels * (patch.unit / pack.value);
-    if (count == 0) return {};
-    return WithInt(count, [&](auto zero) {
-      return LaunchDependent(op, CopyImageKernel<S, pack.value, decltype(zero)>,
-                             Blocks(exec, count), kThreads, 0, exec, patch, count,
-                             input, copy);
-    });
+    const int64_t packs =
+        patch.groups * patch.x_taps * patch.channels * (patch.unit / pack.value);
+    const int64_t rows = patch.frames * patch.rows;
+    if (rows == 0 || packs == 0 || patch.copy_width == 0) return {};
+    // Sixteen blocks for each multiprocessor, if there is so much to copy.
+    const int64_t all = int64_t{16} * exec.device.processors;
+    const int64_t across = std::min(CeilDivide(packs, kThreads), all);
+    const int64_t down = std::min(rows, all);
+    const int64_t parts =
+        std::clamp<int64_t>(all / (down * across), 1, patch.copy_width);
+    return LaunchDependent(op, CopyImageKernel<S, pack.value>,
+                           dim3(down, across, parts), kThreads, 0, exec, patch, packs,
+                           input, copy);
   });
 }
 
