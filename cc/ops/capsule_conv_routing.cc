@@ -10,21 +10,22 @@
 namespace capsops::capsule_conv_routing {
 namespace {
 
+#define CAPSOPS_ATTRIBUTES                    \
+  .Attr("T: {float, double, half, bfloat16}") \
+      .Attr("iterations: int >= 1")           \
+      .Attr("epsilon: float = 1e-7")          \
+      .Attr("strides: list(int)")             \
+      .Attr("dilations: list(int)")           \
+      .Attr("padding: {'VALID', 'SAME'}")     \
+      .Attr("transposed: bool = false")       \
+      .Attr("leaky: bool = false")
+
 REGISTER_OP("CapsuleConvRouting")
     .Input("input: T")
     .Input("weights: T")
     .Input("bias: T")
     .Input("logits: T")
-    .Output("output: T")
-    .Attr("T: {float, double, half, bfloat16}")
-    .Attr("iterations: int >= 1")
-    .Attr("epsilon: float = 1e-7")
-    .Attr("strides: list(int)")
-    .Attr("dilations: list(int)")
-    .Attr("padding: {'VALID', 'SAME'}")
-    .Attr("transposed: bool = false")
-    .Attr("leaky: bool = false")
-    .SetShapeFn(InferShapes<ForwardOp>)
+    .Output("output: T") CAPSOPS_ATTRIBUTES.SetShapeFn(InferShapes<ForwardOp>)
     .Doc(R"doc(
 Convolves capsules of several types to votes, and routes these at every output pixel.
 
@@ -64,16 +65,7 @@ REGISTER_OP("CapsuleConvRoutingGrad")
     .Output("grad_input: T")
     .Output("grad_weights: T")
     .Output("grad_bias: T")
-    .Output("grad_logits: T")
-    .Attr("T: {float, double, half, bfloat16}")
-    .Attr("iterations: int >= 1")
-    .Attr("epsilon: float = 1e-7")
-    .Attr("strides: list(int)")
-    .Attr("dilations: list(int)")
-    .Attr("padding: {'VALID', 'SAME'}")
-    .Attr("transposed: bool = false")
-    .Attr("leaky: bool = false")
-    .SetShapeFn(InferShapes<BackwardOp>)
+    .Output("grad_logits: T") CAPSOPS_ATTRIBUTES.SetShapeFn(InferShapes<BackwardOp>)
     .Doc(R"doc(
 Gradients of CapsuleConvRouting with respect to its inputs, through every iteration.
 
