@@ -64,7 +64,7 @@ class Slabs {
 
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
       : op_(op), p_(p), gradient_(gradient) {
-    unfolded_ = Steps::template Unfolds<T>(p);
+    unfolded_ = Steps::template Unfolds<T>(p, gradient);
     PlanSizes(exec);
     const auto is_fast = [&](const ConvPlan& plan) {
       return Steps::IsFast(plan.kernel);

@@ -49,8 +49,7 @@ REGISTER_OP("CapsuleMoments")
 CAPSOPS_INPUTS.Output("mass: S")
     .Output("first: S")
     .Output("second: S")
-    .Attr("order: int >= 0 = 1")
-    CAPSOPS_ATTRIBUTES.SetShapeFn(InferShapes<ForwardOp>)
+    .Attr("order: int >= 0 = 1") CAPSOPS_ATTRIBUTES.SetShapeFn(InferShapes<ForwardOp>)
     .Doc(absl::StrCat(
         R"doc(
 Adds up moments of the votes that the capsules in a window give to each parent.
@@ -91,8 +90,7 @@ REGISTER_OP("CapsuleMomentsGrad")
     .Output("grad_precision: S")
     .Output("grad_center: S")
     .Output("grad_prior: S")
-    .Attr("order: int >= 0 = 1")
-    CAPSOPS_ATTRIBUTES.SetShapeFn(InferShapes<BackwardOp>)
+    .Attr("order: int >= 0 = 1") CAPSOPS_ATTRIBUTES.SetShapeFn(InferShapes<BackwardOp>)
     .Doc(absl::StrCat(
         R"doc(
 Gradients of CapsuleMoments with respect to its inputs.

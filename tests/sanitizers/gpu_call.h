@@ -56,7 +56,7 @@ struct Tensor {
   double (*widen)(const void* data, int64_t i);
   void (*draw)(Source& draw, void* data, int64_t count);
   Range range;
-  int shift;      // of an operand's numbers
+  int shift;      // the shift of an operand (ShiftOf)
   Bytes numbers;  // contents of an operand
 
   int64_t bytes() const { return count * element; }

@@ -144,7 +144,7 @@ struct LoadedCall {
     return (value > most / 2 && exact + may > most) ||
            (value < -most / 2 && exact - may < -most);
   }
-  // What is left in double precision of terms that cancel, relative to the terms.
+  // The rounding errors of terms that cancel in double precision, relative to these.
   static constexpr double kCancelled = 1e-12;
 
   static double Largest(const std::vector<double>& values, double largest) {
@@ -162,7 +162,7 @@ struct LoadedCall {
     for (size_t t = 0; t < call.tensors.size(); ++t) {
       const Tensor& tensor = call.tensors[t];
       if (tensor.operand) continue;
-      // Where terms cancel, as in the gradient of the logits of one parent, a result
+      // If terms cancel, as in the gradient of the logits of one parent, a result
       // has their rounding errors alone.
       double largest = Largest(wanted[r], 0);
       if (largest < kCancelled * largest_of_all) largest = largest_of_all;

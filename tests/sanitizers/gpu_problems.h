@@ -213,7 +213,7 @@ inline std::vector<Family<capsule_conv_routing::Problem>> FamiliesOf(
                    {&P::pad_front, {1, 2}},
                    {&P::pad_top, {0, 2}},
                    {&P::pad_left, {1, 2}},
-                   {&P::iterations, {1, 2, 5, 40}},
+                   {&P::iterations, {1, 2, 5, 12}},
                    {&P::shared_weights, {0}},
                    {&P::leaky, {1}}});
   // Votes of a pixel that do not fit in shared memory.

@@ -40,7 +40,7 @@ struct CpuSteps {
   static constexpr int64_t kSlabBytes = 2 << 20;
 
   template <typename T>
-  static bool Unfolds(const Problem&) {
+  static bool Unfolds(const Problem&, bool) {
     return false;
   }
   static bool IsFast(const std::string&) { return false; }

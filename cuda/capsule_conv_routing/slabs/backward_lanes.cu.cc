@@ -28,7 +28,7 @@ class Kept {
   __device__ int logit_grads(int r) const { return shares(r) + kTypes / 4; }
   __device__ int bias_sums() const { return iterations_ * kStep; }
   __device__ int logit_sums() const { return bias_sums() + kQuads; }
-  // What follows in shared memory.
+  // Returns the end of this memory.
   __device__ float4* End() const {
     return Block() + (logit_sums() + kTypes / 4) * kLaneThreads;
   }

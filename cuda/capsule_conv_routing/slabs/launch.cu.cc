@@ -140,13 +140,15 @@ struct GpuSteps {
   using Exec = GpuExec;
   static constexpr int64_t kSlabBytes = 16 << 20;
 
-  // "tma" takes full tiles of columns. The gradients of copies of a pixel would be
-  // rounded in a 16-bit type.
+  // Transposed windows and the gradients of strided ones gain more than the copies cost
+  // (docs/notebook/slim_capsules.md). "tma" takes full tiles of columns. The gradients
+  // of copies of a pixel would be rounded in a 16-bit type.
   template <typename T>
-  static bool Unfolds(const Problem& p) {
+  static bool Unfolds(const Problem& p, bool gradient) {
     constexpr int kTileColumns = 128;
-    return std::is_same_v<T, float> && p.shared_weights && p.types > 0 &&
-           Columns(p) % kTileColumns == 0;
+    const int64_t stride = std::max({p.stride_depth, p.stride_height, p.stride_width});
+    return std::is_same_v<T, float> && (p.transposed || (gradient && stride > 1)) &&
+           p.shared_weights && p.types > 0 && Columns(p) % kTileColumns == 0;
   }
   static bool IsFast(const std::string& kernel) { return kernel == "tma"; }
 
