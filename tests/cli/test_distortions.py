@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops import models
+from tf_capsops import data, models
 from tf_capsops.cli.pipeline import distort, training_batches
 from tf_capsops.cli.presets import PRESETS, Distortion, fitting
 from tf_capsops.data.samples import ArraySamples
@@ -116,3 +116,14 @@ def test_balanced_classes_have_equal_weight():
     assert count == 10
     np.testing.assert_allclose(sums, [10 / 3, 0, 10 / 3, 10 / 3], rtol=1e-6)
     assert len(next(iter(training_batches(*arguments)))) == 2
+
+
+def test_balanced_classes_of_masks_have_equal_weight():
+    digits = data.load("segmented_mnist:digits")
+    batches = training_batches(digits.train, 479, Distortion(), 1, "balanced", 0)
+    sums = np.zeros(digits.num_classes)
+    for images, masks, weights in batches.take(3):
+        assert weights.shape == images.shape[:-1]
+        np.add.at(sums, masks.numpy()[..., 0], weights.numpy())
+    # Other pairs than those that were counted, of places and orders of their own.
+    np.testing.assert_allclose(sums, np.mean(sums), rtol=0.15)

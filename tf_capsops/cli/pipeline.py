@@ -10,6 +10,7 @@ from tf_capsops.errors import CommandError, reported
 from tf_capsops.untuned import untuned
 
 _SEED = 0  # of held-out images: all runs are compared on the same ones
+_COUNTED = 512  # images whose masks tell how rare classes are
 
 
 def held_out(dataset, share):
@@ -60,16 +61,16 @@ def training_batches(
       distortion: a `presets.Distortion` of the images, and of masks with them.
       seed: an int; the same one gives the same batches.
       class_weight: "balanced" if all classes are to count alike in the loss, however
-        many images each has; None if all images are.
+        many images or, in masks, pixels each has; None if all images are.
       first_epoch: the number of the epoch to begin with.
 
     Returns:
       A `tf.data.Dataset` without an end, of images and targets, with weights of the
-      images if classes have any.
+      images, or of the pixels of masks, if classes have any.
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
-        weights = class_weight and tf.constant(_balanced(samples.labels))
+        weights = class_weight and tf.constant(_balanced(_counts(samples, batch_size)))
     count = -(-len(samples) // batch_size)
 
     def order(epoch):
@@ -88,7 +89,8 @@ def training_batches(
         images = distort(images, [seed, number], distortion)
         if weights is None:
             return images, targets
-        return images, targets, tf.gather(weights, targets)
+        classes = tf.squeeze(targets, -1) if _is_mask(targets) else targets
+        return images, targets, tf.gather(weights, classes)
 
     batches = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(order)
     batches = batches.map(batch, num_parallel_calls=tf.data.AUTOTUNE)
@@ -100,8 +102,25 @@ def _is_mask(targets):
     return not isinstance(targets, dict) and targets.shape.rank > 2
 
 
-def _balanced(labels):
-    """Returns weights by class, with which all have the same sum; 1 on average."""
-    counts = np.bincount(labels)
-    images = len(labels) / np.count_nonzero(counts)
-    return (images / np.maximum(counts, 1)).astype(np.float32)
+def _counts(samples, batch_size):
+    """Counts the images of each class or, in masks of many images, the pixels."""
+    draws = samples.draws(0)
+    if not _is_mask(samples.make(tf.range(1), draws[:1])[1]):
+        return np.bincount(samples.labels)
+    some = np.linspace(0, len(samples) - 1, min(len(samples), _COUNTED)).astype(int)
+    counts = np.zeros(1, int)
+    for chosen in np.array_split(some, -(-len(some) // batch_size)):
+        _, masks = samples.make(tf.constant(chosen), tf.gather(draws, chosen))
+        found = np.bincount(masks.numpy().ravel(), minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+    return counts
+
+
+def _balanced(counts):
+    """Returns weights by class, with which all have the same sum; 1 on average.
+
+    A class that was not counted weighs 1.
+    """
+    mean = counts.sum() / np.count_nonzero(counts)
+    return np.where(counts, mean / np.maximum(counts, 1), 1).astype(np.float32)

@@ -91,7 +91,8 @@ def settings(args, dataset=None):
         network["objects"] = dataset.objects
     if given["reconstruction_weight"]:
         network["reconstruction_weight"] = given["reconstruction_weight"]
-    if given["class_weight"] and dataset is not None and dataset.objects > 1:
+    several = dataset is not None and dataset.objects > 1 and not dataset.has_masks
+    if given["class_weight"] and several:
         raise CommandError(
             f"images of {dataset.name} show {dataset.objects} classes: no "
             "--class-weight"
@@ -188,10 +189,6 @@ def _check_targets(given, model, dataset):
     """Raises a CommandError if a network does not read what a data set has."""
     segments = model in presets.SEGMENTERS
     if dataset is None or dataset.has_masks == segments:
-        if segments and given["class_weight"]:
-            raise CommandError(
-                f"{model} reads a class for each pixel: no --class-weight"
-            )
         return
     if segments:
         raise CommandError(
