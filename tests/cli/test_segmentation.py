@@ -132,7 +132,7 @@ def test_masks_are_predicted_as_those_for_training(trained, tmp_path, capsys):
     larger.write_bytes(tf.io.encode_png(np.zeros([20, 30, 3], np.uint8)).numpy())
     assert main(["predict", str(trained / "run"), str(larger)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"{trained / 'run/masks/larger.png'}: ")
+    assert said.startswith(f"{larger} -> {trained / 'run/masks/larger.png'}: ")
     mask = tf.io.read_file(str(trained / "run/masks/larger.png"))
     assert tf.io.decode_png(mask).shape == (20, 30, 1)
 
@@ -147,11 +147,36 @@ def test_masks_replace_no_picture_and_no_other_mask(trained, tmp_path, capsys):
     assert main([*given, "--output", str(folders[0])]) == 2
     assert "a/0.png is one of the pictures, and a mask would" in capsys.readouterr().err
     assert (folders[0] / "0.png").read_bytes() == source.read_bytes()
-    output = tmp_path / "masks"
+    # Masks in a folder that is read are no pictures.
+    output = folders[1] / "masks"
     assert main([*given, "--json", "--output", str(output)]) == 0
     answers = json.loads(capsys.readouterr().out)
     names = [str(output / name) for name in ("0.png", "0-2.png")]
     assert [each["mask"] for each in answers] == names
+
+
+@pytest.mark.parametrize("images", ["cells/images", "cells/images/0.png"])
+@pytest.mark.parametrize("output", [None, "cells/masks", "cells/images/../masks"])
+def test_predictions_replace_no_true_masks(images, output, tmp_path, capsys):
+    cells = masked_pictures(tmp_path / "cells", 1)
+    before = (cells / "masks/0.png").read_bytes()
+    models.unet((8, 16, 1), 2, size="small").save(cells / "model.keras")
+    given = ["predict", str(cells / "model.keras"), str(tmp_path / images)]
+    options = ["--output", str(tmp_path / output)] if output else []
+    assert main([*given, *options]) == 2
+    said = capsys.readouterr().err
+    assert "masks has the masks of the pictures in" in said
+    assert "give another --output" in said
+    assert (cells / "masks/0.png").read_bytes() == before
+
+
+def test_masks_have_at_most_256_classes(tmp_path, capsys):
+    cells = masked_pictures(tmp_path / "cells", 1)
+    for classes, status in ((256, 0), (257, 2)):
+        file = str(tmp_path / f"{classes}.keras")
+        models.unet((8, 16, 1), classes, size="small").save(file)
+        assert main(["predict", file, str(cells / "images")]) == status
+    assert "257 classes do not fit into a mask of 8 bits" in capsys.readouterr().err
 
 
 def test_a_network_of_one_class_reads_an_object(tmp_path, capsys):

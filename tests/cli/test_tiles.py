@@ -92,6 +92,8 @@ def test_a_network_of_one_size_opens(name):
     assert tiles.opened(free) is free and set(free.input_shape[1:-1]) == {None}
     images = _RANDOM.random([2, *shape], np.float32)
     np.testing.assert_allclose(free(images), model(images), atol=1e-6)
+    half = tiles.opened(_network(name, (None, *shape[1:])))
+    assert set(half.input_shape[1:-1]) == {None}
     sizes = [13, 21, 9][: len(shape) - 1]
     image = _RANDOM.random([*sizes, shape[-1]], np.float32)
     assert tiles.classes_of(free, image, 16).shape == image.shape[:-1]
@@ -128,6 +130,12 @@ def test_predict_reads_tiles_and_draws_overlays(tmp_path, capsys):
         drawn = _png(output / "overlays" / picture.name)
         expected = overlays.overlaid(np.float32(image) / np.float32(255), found)
         np.testing.assert_array_equal(drawn, expected)
+    assert tiles.seamless(tiles.opened(model)) == 256
+    # Smaller tiles may show seams, which is said once.
+    for tile, warnings in (("256", 0), ("248", 1), ("304", 0)):
+        assert main([*given, "--tile", tile, "--output", str(output)]) == 0
+        said = capsys.readouterr().err
+        assert said.count("masks may have seams: --tile 256 has none") == warnings
     # An overlay replaces no picture.
     folder = output / "overlays"
     assert main([*given[:2], str(folder), *options]) == 2

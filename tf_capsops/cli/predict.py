@@ -43,7 +43,7 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where masks go, PNG or NIfTI files of the pictures' or volumes' names "
-        "and sizes, with a number where a name comes twice (default: masks next to the "
+        "and sizes, numbered if two have the same name (default: masks next to the "
         "model)",
     )
     group.add_argument(
@@ -82,11 +82,13 @@ def run(args):
             f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
         )
     names = networks.class_names(model, path.parent, classes)
+    # Once, so that masks that are written are not read.
+    listed = [(path, _files(path, kind)) for path in args.pictures]
     if networks.segments(model):
         if args.top:
             raise CommandError(f"{path} reads a class for each pixel: no --top")
         output = pathlib.Path(args.output or path.parent / "masks")
-        files = [file for each in args.pictures for file in _files(each, kind)]
+        files = [file for _, found in listed for file in found]
         masks = predict_masks.Masks(model, kind, names, files, output, args)
         shape, answers_of = masks.image_shape, masks.write
     else:
@@ -99,7 +101,7 @@ def run(args):
             return _classes(model, files, images, names, count)
 
     answers, failed = [], False
-    for files, images, faults in _batches(args.pictures, kind, shape):
+    for files, images, faults in _batches(listed, kind, shape):
         for fault in faults:
             failed = True
             print(f"tf-capsops predict: error: {fault}", file=sys.stderr, flush=True)
@@ -113,11 +115,11 @@ def run(args):
     return 2 if failed else 0
 
 
-def _batches(given, kind, shape):
+def _batches(listed, kind, shape):
     """Reads pictures or volumes, a batch at a time.
 
     Args:
-      given: the paths of files and folders.
+      listed: the paths of files and folders, each with the files it stands for.
       kind: a `data.pairs.Kind`.
       shape: (height, width, channels) of the images; a height and width of None are
         those of each picture.
@@ -130,8 +132,7 @@ def _batches(given, kind, shape):
 
     size = 1 if None in shape else _BATCH
     files, images, faults = [], [], []
-    for path in given:
-        found = _files(path, kind)
+    for path, found in listed:
         if not found:
             faults.append(f"{path} has no {kind.form}s")
         for file in found:

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the masks that a network which segments reads in pictures and volumes."""
 
+import os
 import pathlib
+import sys
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from tf_capsops.errors import CommandError, make_directory, reported
 
 
 class Masks:
-    """Writes masks of the sizes of their images, with the values of those for training.
+    """Writes masks of the sizes of their images, with the values that the training masks have.
 
     Args:
       model: a network that segments.
@@ -28,8 +30,8 @@ class Masks:
         same of volumes, which keep their sizes.
 
     Raises:
-      CommandError: if a mask would replace an image, the folder cannot be made, or a
-        package is missing that reads volumes.
+      CommandError: if a mask would replace an image or a true mask, there are too many
+        classes, the folder cannot be made, or a package is missing that reads volumes.
     """
 
     def __init__(self, model, kind, names, files, output, args):
@@ -37,11 +39,16 @@ class Masks:
         if self._are_volumes:
             with reported(ImportError):
                 volumes.library()
-        self._model = tiles.opened(model) if args.tile or self._are_volumes else model
+        opens = args.tile or self._are_volumes or None in model.input_shape[1:-1]
+        self._model = tiles.opened(model) if opens else model
         self._tile, self._names, self._draws = args.tile, names, args.overlays
+        if len(names) > pairs.VALUES:
+            raise CommandError(f"{len(names)} classes do not fit into a mask of 8 bits")
         self._values = np.array(pairs.values(names), np.uint8)
         self._kind, self._targets = kind, _targets(kind, files, output)
+        _check_output(files, output)
         self._check_targets()
+        self._warned = False
         self.image_shape = tuple(self._model.input_shape[1:])
         make_directory(output / "overlays" if self._draws else output)
 
@@ -62,6 +69,7 @@ class Masks:
     def write(self, files, images):
         """Writes masks, and yields what is printed of each, for JSON and as text."""
         for file, image in zip(files, images):
+            self._warn_of_seams(image)
             read = tiles.classes_of(self._model, image, self._tile)
             path = self._targets[pathlib.Path(file).resolve()]
             with reported(OSError):
@@ -77,7 +85,20 @@ class Masks:
                 name: float(share) for name, share in zip(self._names, shares) if share
             }
             text = ", ".join(f"{name} {share:.2%}" for name, share in shown.items())
-            yield {"file": file, "mask": str(path), "classes": shown}, f"{path}: {text}"
+            answer = {"file": file, "mask": str(path), "classes": shown}
+            yield answer, f"{file} -> {path}: {text}"
+
+    def _warn_of_seams(self, image):
+        """Warns once of tiles that are too small for masks without seams."""
+        size = tiles.seamless(self._model)
+        tile = tiles.tile_of(self._model, self._tile)
+        if not self._warned and tile < size and max(image.shape[:-1]) > tile:
+            self._warned = True
+            print(
+                f"warning: a tile of {tile} pixels shows less than the network sees "
+                f"around each pixel, and masks may have seams: --tile {size} has none",
+                file=sys.stderr,
+            )
 
     def _draw(self, target, image, classes):
         """Draws a mask over an image, `[H, W, C]` or the path of a picture."""
@@ -89,18 +110,33 @@ class Masks:
         masks.write_png(self._overlay(target), overlays.overlaid(image, classes))
 
 
+def _check_output(files, output):
+    """Raises a CommandError if the folder of the masks is that of true masks."""
+    for file in files:
+        for images in pathlib.Path(os.path.abspath(file)).parents:
+            masks = images.with_name("masks") if images.name == "images" else None
+            if masks and masks.resolve() == output.resolve():
+                raise CommandError(
+                    f"{output} has the masks of the pictures in {images}: give "
+                    "another --output"
+                )
+
+
 def _targets(kind, files, output):
     """Returns the path of the mask of each image, by the image's absolute path.
 
-    It has the image's name, with a number where another one has that name.
+    It has the image's name, numbered if another one has that name.
     """
     suffix = ".png" if kind is pairs.PICTURES else ".nii.gz"
-    targets = {}
+    targets, taken = {}, set()
     for file in files:
+        if file.resolve() in targets:
+            continue
         stem, number = kind.stem(file) or file.stem, 1
         name = stem
-        while output / f"{name}{suffix}" in targets.values():
+        while name in taken:
             number += 1
             name = f"{stem}-{number}"
-        targets.setdefault(file.resolve(), output / f"{name}{suffix}")
+        taken.add(name)
+        targets[file.resolve()] = output / f"{name}{suffix}"
     return targets

@@ -33,11 +33,12 @@ def opened(model):
       CommandError: if it is a U-Net whose poolings round sizes up.
     """
     sizes = model.input_shape[1:-1]
-    if None in sizes:
+    if not any(sizes):
         return model
-    if any(size % model.multiple for size in sizes):
+    if any(size and size % model.multiple for size in sizes):
+        alone = " x ".join(str(size or "any") for size in reversed(sizes))
         raise CommandError(
-            f"the network is for images of {sizes[1]} x {sizes[0]} pixels alone, which "
+            f"the network is for images of {alone} pixels alone, which "
             f"{model.multiple} does not divide"
         )
 
@@ -57,7 +58,7 @@ def opened(model):
 def reach(model):
     """Returns the pixels to each side of a pixel that its scores depend on.
 
-    Half the receptive field, of a network whose ways past each other have no windows.
+    Half the receptive field, for networks whose skip connections have no windows.
     A normalization over whole images, as in `ucaps3d`, reaches beyond it.
     """
     pixels, scale = 0, 1
@@ -73,6 +74,27 @@ def reach(model):
         beyond = size - 1 - (size - stride) // 2
         pixels += max(beyond, 0) * dilation * min(before, scale)
     return pixels
+
+
+def tile_of(model, tile=None):
+    """Returns the largest height, width and depth that are read at once.
+
+    Args:
+      model: a network that segments.
+      tile: what was asked for; None for `LARGEST`.
+    """
+    tile = tile or LARGEST[len(model.input_shape) - 2]
+    return _round_up(tile, model.multiple)
+
+
+def seamless(model):
+    """Returns the smallest tile whose margin is the network's `reach`.
+
+    It is 0 for a network of one size, which has no tiles.
+    """
+    if None not in model.input_shape[1:-1]:
+        return 0
+    return 4 * _round_up(reach(model), model.multiple)
 
 
 def classes_of(model, image, tile=None):
@@ -91,8 +113,8 @@ def classes_of(model, image, tile=None):
     if None not in model.input_shape[1:-1]:
         return _read(model, image)
     multiple = model.multiple
-    tile = _round_up(tile or LARGEST[len(sizes)], multiple)
-    margin = min(_round_up(reach(model), multiple), tile // 4 // multiple * multiple)
+    tile = tile_of(model, tile)
+    margin = min(seamless(model) // 4, tile // 4 // multiple * multiple)
     padding = [(0, -size % multiple) for size in sizes]
     image = np.pad(image, [*padding, (0, 0)])
     found = np.empty(image.shape[:-1], np.int64)

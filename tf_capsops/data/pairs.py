@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_capsops.data import folders
 
-_VALUES = 256  # that a mask may have
+VALUES = 256  # that a mask may have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,13 +175,13 @@ def classes(kind, folder, trained, tested, class_names, values_of):
                 f"{path} has a {kind.value} of {value}, and the network knows "
                 f"{', '.join(map(str, known))}"
             )
-    numbers = np.zeros(_VALUES, np.int32)
+    numbers = np.zeros(VALUES, np.int32)
     numbers[known] = np.arange(len(known))
     return names, numbers
 
 
 def values(class_names):
     """Returns the value of each class in a mask: its name, or else its number."""
-    if all(name.isdigit() and int(name) < _VALUES for name in class_names):
+    if all(name.isdigit() and int(name) < VALUES for name in class_names):
         return [int(name) for name in class_names]
     return list(range(len(class_names)))
