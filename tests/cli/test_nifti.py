@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """NIfTI volumes with masks: folders of them, and masks that are written."""
 
+import gzip
 import json
 import re
 import sys
+import zlib
 
 import fresh
 import nibabel
@@ -13,31 +15,40 @@ import pytest
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import tiles
+from tf_capsops.cli import networks, tiles
 
 # Axes of the files' voxels, of which LPS is the order in which networks see them.
 _AXES = ["LPS", "RAS", "SAR"]
 
 
-def _affine(axes, zooms=(0.5, 2.0, 3.0)):
-    """Returns the affine of voxels whose axes point to where `axes` says."""
+def _affine(axes, size, zooms=(0.5, 2.0, 3.0)):
+    """Returns the affine of voxels whose axes point to where `axes` says.
+
+    All are of one grid, `size` of the axes LPS.
+    """
     affine, places = np.eye(4), {"R": 0, "L": 0, "A": 1, "P": 1, "S": 2, "I": 2}
-    affine[:3, :3] = 0
-    for column, (name, zoom) in enumerate(zip(axes, zooms)):
-        affine[places[name], column] = zoom if name in "RAS" else -zoom
+    affine[:3] = 0
     affine[:3, 3] = 10, -20, 30
+    for column, name in enumerate(axes):
+        place = places[name]
+        step = zooms[place] if name in "RAS" else -zooms[place]
+        affine[place, column] = step
+        affine[place, 3] -= 0 if name in "LPS" else step * (size[place] - 1)
     return affine
 
 
-def _write(path, voxels, axes="LPS"):
+def _write(path, voxels, axes="LPS", moved=0):
     """Writes `[W, H, D]` or `[W, H, D, C]` of the axes LPS as others have them."""
+    size = voxels.shape
     order = [
         next(i for i, pair in enumerate(("LR", "PA", "SI")) if a in pair) for a in axes
     ]
     voxels = voxels.transpose(*order, *range(3, voxels.ndim))
     flipped = [i for i, a in enumerate(axes) if a not in "LPS"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = nibabel.Nifti1Image(np.flip(voxels, flipped), _affine(axes))
+    affine = _affine(axes, size)
+    affine[0, 3] += moved
+    image = nibabel.Nifti1Image(np.flip(voxels, flipped), affine)
     nibabel.save(image, path)
     return path
 
@@ -147,8 +158,11 @@ def test_a_network_reads_volumes_of_other_sizes(tmp_path, capsys):
     assert main(["predict", str(run), scan, "--tile", "16"]) == 0
     assert nibabel.load(run / "masks/scan.nii.gz").shape == (21, 21, 12)
     two = str(_write(tmp_path / "two.nii", np.zeros([8, 8, 8, 2])))
-    assert main(["predict", str(run), two, str(tmp_path / "none.nii")]) == 2
+    other = str(tmp_path / "other.mgz")
+    nibabel.save(nibabel.MGHImage(np.zeros([8, 8, 8], np.float32), np.eye(4)), other)
+    assert main(["predict", str(run), two, other, str(tmp_path / "none.nii")]) == 2
     said = capsys.readouterr().err
+    assert "other.mgz is no NIfTI volume, but a MGHImage" in said
     assert "two.nii has 2 channels, and the network takes 1" in said
     assert "there is no file" in said
     source = str(run / "masks/scan.nii.gz")
@@ -167,6 +181,17 @@ def _broken(folder):
 def _truncated(folder):
     path = folder / "masks/1.nii.gz"
     path.write_bytes(path.read_bytes()[:-200])
+
+
+def _mirrored(folder):
+    path = folder / "masks/1.nii.gz"
+    image = nibabel.load(path)
+    affine = image.affine @ np.diag([-1, 1, 1, 1])
+    nibabel.save(nibabel.Nifti1Image(image.dataobj, affine), path)
+
+
+def _moved(folder):
+    _write(folder / "masks/1.nii.gz", np.eye(8, 16)[..., None].repeat(24, 2), moved=0.1)
 
 
 def _half(folder):
@@ -196,6 +221,8 @@ def _flat(folder):
         (_other_mask, "masks/1.nii.gz has 23 x 16 x 8 voxels, and .* 24 x 16 x 8"),
         (_broken, "images/1.nii.gz cannot be read as a volume"),
         (_truncated, "masks/1.nii.gz cannot be read to its end"),
+        (_mirrored, "masks/1.nii.gz lies elsewhere than .*images/1.nii.gz: their aff"),
+        (_moved, "masks/1.nii.gz lies elsewhere than .*images/1.nii.gz: their affines"),
         (_flat, "images/1.nii.gz cannot be read as a volume"),
         (_half, "masks/1.nii.gz has a label of 0.5: masks must have integers"),
         (_large, "masks/1.nii.gz has a label of 256: masks must have integers"),
@@ -208,6 +235,59 @@ def test_bad_folders_are_named(tmp_path, change, text):
     change(tmp_path / "organs")
     with pytest.raises(ValueError, match=text):
         data.load(tmp_path / "organs")
+
+
+@pytest.mark.parametrize("axes", _AXES)
+@pytest.mark.parametrize("moved", [0, 0.04])
+def test_masks_may_have_another_order_of_axes(tmp_path, axes, moved):
+    masks = _volumes(tmp_path / "organs")
+    _write(tmp_path / "organs/masks/1.nii.gz", masks[1], axes, moved)
+    _, targets = data.load(tmp_path / "organs", training=False).test.take([1])
+    np.testing.assert_array_equal(7 * targets[0, ..., 0].numpy(), masks[1].T)
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (lambda path: path.unlink(), "there is no file .*images/..nii.gz"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-200]),
+            "images/..nii.gz cannot be read to its end",
+        ),
+    ],
+)
+def test_volumes_that_go_while_training_are_named(
+    tmp_path, change, text, monkeypatch, capsys
+):
+    _volumes(tmp_path / "organs", 4, (8, 8, 8))
+    opened = networks.open_data
+
+    def changed(*args, **options):
+        found = opened(*args, **options)
+        for path in (tmp_path / "organs/images").iterdir():
+            change(path)
+        return found
+
+    monkeypatch.setattr(networks, "open_data", changed)
+    given = ["--data", str(tmp_path / "organs"), "--epochs", "1", "--batch-size", "2"]
+    assert main(["train", *given, "--output", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert re.search(f"is gone or damaged: .*{text}; put it back, and go on", said)
+
+
+@pytest.mark.parametrize(
+    "good, text",
+    [(200, "is no NIfTI volume that can be read"), (90_000, "cannot be read to its")],
+)
+def test_damaged_volumes_are_named(tmp_path, good, text):
+    voxels = np.random.default_rng(4).random([30, 30, 30])
+    path = _write(tmp_path / "scan.nii.gz", voxels)
+    compressor = zlib.compressobj(wbits=31)
+    start = compressor.compress(gzip.decompress(path.read_bytes())[:good])
+    start += compressor.flush(zlib.Z_FULL_FLUSH)
+    path.write_bytes(start + b"\xff" * 100)  # no block of a compressed file
+    with pytest.raises(ValueError, match=f"scan.nii.gz {text}"):
+        data.read_volume(path)
 
 
 def test_broken_volumes_are_skipped(tmp_path):

@@ -14,7 +14,6 @@ from masked import masked_pictures
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
 from tf_capsops.cli import evaluation, train
-from tf_capsops.errors import CommandError
 
 _RANDOM = np.random.default_rng(5)
 

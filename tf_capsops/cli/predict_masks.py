@@ -15,7 +15,9 @@ from tf_capsops.errors import CommandError, make_directory, reported
 
 
 class Masks:
-    """Writes masks of the sizes of their images, with the values that the training masks have.
+    """Writes masks of their images' sizes.
+
+    They have the values that the training masks have.
 
     Args:
       model: a network that segments.

@@ -59,9 +59,8 @@ def data(args):
 def _has_volumes(source):
     """Whether what `--data` says is a folder of NIfTI volumes with masks."""
     folder = pathlib.Path(source or "digits")
-    return any(
-        any(folder.glob(each)) for each in ("images/*.nii*", "train/images/*.nii*")
-    )
+    files = (*folder.glob("images/*"), *folder.glob("train/images/*"))
+    return any(file.name.lower().endswith((".nii", ".nii.gz")) for file in files)
 
 
 def settings(args, dataset=None):
@@ -91,7 +90,7 @@ def settings(args, dataset=None):
         network["objects"] = dataset.objects
     if given["reconstruction_weight"]:
         network["reconstruction_weight"] = given["reconstruction_weight"]
-    several = dataset is not None and dataset.objects > 1 and not dataset.has_masks
+    several = dataset is not None and dataset.objects > 1
     if given["class_weight"] and several:
         raise CommandError(
             f"images of {dataset.name} show {dataset.objects} classes: no "

@@ -21,6 +21,7 @@ from tf_capsops.cli import (
     runs,
     train,
 )
+from tf_capsops.data import volumes
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.models import autoencoder, grouping
@@ -102,7 +103,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
       The exit status.
 
     Raises:
-      CommandError: if another worker ends, or a picture is not there any more.
+      CommandError: if another worker ends, or an image is not there any more.
     """
     strategy = model.distribute_strategy
     epochs, batch_size = config["epochs"], config["batch_size"]
@@ -144,6 +145,14 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
             raise CommandError(
                 f"a picture is gone: {error.message.splitlines()[0]}; put it back, and "
                 "go on with --resume"
+            ) from error
+        except tf.errors.InvalidArgumentError as error:
+            fault = volumes.fault(error)
+            if not fault:
+                raise
+            raise CommandError(
+                f"a volume is gone or damaged: {fault}; put it back, and go on with "
+                "--resume"
             ) from error
         _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
     return INTERRUPTED if stopped else 0

@@ -3,6 +3,8 @@
 """NIfTI volumes with masks of classes, read by nibabel as they are needed."""
 
 import os
+import re
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +18,17 @@ from tf_capsops.data.samples import Samples, on_processor
 # the patient to the left, as radiologists look at them.
 _AXES = "LPS"
 _RANGE = 0.5, 99.5  # percentiles that become 0 and 1, so that outliers do not count
+_APART = 0.1  # voxels that a mask may be away from its volume, for rounding
+
+
+class VolumeError(ValueError):
+    """A file is no volume that can be read; the text names it."""
+
+
+def fault(error):
+    """Returns the text of a `VolumeError` that ended a `tf.data.Dataset`, or None."""
+    found = re.search(rf"{VolumeError.__name__}: (.*)", error.message)
+    return found and found[1]
 
 
 class VolumeSamples(Samples):
@@ -77,9 +90,10 @@ def load(
     Args: as those of `tf_capsops.data.load`; image_size is (depth, height, width).
 
     Raises:
-      ValueError: if the folder is of another form, a volume has no mask, a file is no
-        volume, sizes differ and there is no image_size, or masks have other values than
-        integers from 0 to 255; the message names the file or folder.
+      ValueError: if the folder is of another form, a volume has no mask or one that
+        lies elsewhere, a file is no volume, sizes differ and there is no image_size, or
+        masks have other values than integers from 0 to 255; the message names the file
+        or folder.
       ImportError: if nibabel is not installed.
     """
     kind = pairs.VOLUMES
@@ -90,16 +104,16 @@ def load(
     trained, tested, share = pairs.find(kind, folder, seed, test_share, training)
     paths = np.array(trained + tested, np.object_).reshape(-1, 2)
     is_training = np.arange(len(paths)) < len(trained)
-    shapes = [[_shape(path) for path in pair] for pair in paths]
+    grids = [[_grid(path) for path in pair] for pair in paths]
     skipped = [
-        path for pair in zip(paths, shapes) for path, shape in zip(*pair) if not shape
+        path for pair in zip(paths, grids) for path, grid in zip(*pair) if not grid
     ]
     pictures.check_broken(skipped, skip_broken, kind.name)
     if skipped:
         pictures.warn_of_skipped(skipped, kind.name)
-    good = np.array([all(pair) for pair in shapes], bool)
+    good = np.array([all(pair) for pair in grids], bool)
     pairs.check_parts(folder, kind, good, is_training, training)
-    known = [(path, shape) for path, shape, each in zip(paths, shapes, good) if each]
+    known = [(path, grid) for path, grid, each in zip(paths, grids, good) if each]
     image_shape = _image_shape(known, image_size)
     masks = paths[good & is_training, 1], paths[good & ~is_training, 1]
     names, classes = pairs.classes(
@@ -122,17 +136,26 @@ def _image_shape(known, size):
     """Returns the (depth, height, width, channels) of all volumes.
 
     Args:
-      known: of each, the paths of volume and mask and the shapes of both.
+      known: of each, the paths of volume and mask, and the `_grid` of both.
       size: (depth, height, width) that they are cut or padded to, or None.
 
     Raises:
-      ValueError: if they differ, or those of a volume and its mask.
+      ValueError: if they differ, or those of a volume and its mask, or these are not
+        in one place.
     """
-    (first, _), (start, _) = known[0]
-    for (volume, mask), (shape, masked) in known:
+    (first, _), ((start, _), _) = known[0]
+    for (volume, mask), ((shape, place), (masked, other)) in known:
         if shape[:-1] != masked[:-1] or masked[-1] != 1:
             raise ValueError(
                 f"{mask} has {_voxels(masked)}, and {volume} has {_voxels(shape)}"
+            )
+        # No corner of the mask may be elsewhere.
+        corners = np.array([*np.ndindex(2, 2, 2)]) * shape[-2::-1]
+        corners = np.c_[corners, np.ones(len(corners))].T
+        apart = np.linalg.solve(place, other @ corners) - corners
+        if np.abs(apart).max() > _APART:
+            raise ValueError(
+                f"{mask} lies elsewhere than {volume}: their affines differ"
             )
         if shape[-1] != start[-1] or (size is None and shape != start):
             remedy = ": give --image-size DEPTH HEIGHT WIDTH to cut and pad all volumes"
@@ -223,13 +246,16 @@ def _opened(path):
     """Returns nibabel's image of a file, whose voxels are not read yet."""
     nibabel = library()
     if not os.path.isfile(path):
-        raise ValueError(f"there is no file {path}")
+        raise VolumeError(f"there is no file {path}")
+    wrong = nibabel.filebasedimages.ImageFileError, OSError, EOFError, zlib.error
     try:
         image = nibabel.load(path)
-    except (nibabel.filebasedimages.ImageFileError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is no NIfTI volume that can be read") from error
+    except wrong as error:
+        raise VolumeError(f"{path} is no NIfTI volume that can be read") from error
+    if not isinstance(image, nibabel.Nifti1Image):
+        raise VolumeError(f"{path} is no NIfTI volume, but a {type(image).__name__}")
     if len(image.shape) not in (3, 4) or 0 in image.shape:
-        raise ValueError(f"{path} is no volume: it has shape {image.shape}")
+        raise VolumeError(f"{path} is no volume: it has shape {image.shape}")
     return image
 
 
@@ -241,16 +267,23 @@ def _turn(image):
     )
 
 
-def _shape(path):
-    """Returns (depth, height, width, channels); None of a broken file."""
+def _grid(path):
+    """Returns where the voxels of a file are; None if it is broken.
+
+    Returns:
+      (depth, height, width, channels) and the affine `[4, 4]` from (x, y, z) of a voxel
+      to millimeters, both as `_oriented` arranges the voxels.
+    """
     try:
         image = _opened(path)
     except ValueError:
         return None
-    sizes = [0, 0, 0]
-    for size, (axis, _) in zip(image.shape, _turn(image)):
+    turn, sizes = _turn(image), [0, 0, 0]
+    for size, (axis, _) in zip(image.shape, turn):
         sizes[int(axis)] = size
-    return (*sizes[::-1], *(image.shape[3:] or [1]))
+    turned = library().orientations.inv_ornt_aff(turn, image.shape[:3])
+    shape = *sizes[::-1], *(image.shape[3:] or [1])
+    return shape, image.affine @ turned
 
 
 def _oriented(path):
@@ -258,8 +291,8 @@ def _oriented(path):
     image = _opened(path)
     try:
         voxels = np.asanyarray(image.dataobj)
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read to its end") from error
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise VolumeError(f"{path} cannot be read to its end") from error
     voxels = library().apply_orientation(voxels, _turn(image))
     voxels = voxels.reshape(*voxels.shape[:3], -1)
     return voxels.transpose(2, 1, 0, 3)
