@@ -108,7 +108,8 @@ def test_balanced_classes_have_equal_weight():
     labels = np.array([0] * 6 + [2] * 3 + [3])
     samples = ArraySamples(np.zeros([10, 2, 2, 1], np.float32), labels)
     arguments = samples, 4, Distortion(), 1
-    batches = training_batches(*arguments, class_weight="balanced").take(3)
+    options = {"class_weight": "balanced", "num_classes": 4}
+    batches = training_batches(*arguments, **options).take(3)
     sums, count = np.zeros(4), 0
     for _, targets, weights in batches:
         np.add.at(sums, targets.numpy(), weights.numpy())
@@ -120,10 +121,32 @@ def test_balanced_classes_have_equal_weight():
 
 def test_balanced_classes_of_masks_have_equal_weight():
     digits = data.load("segmented_mnist:digits")
-    batches = training_batches(digits.train, 479, Distortion(), 1, "balanced", 0)
-    sums = np.zeros(digits.num_classes)
+    classes = digits.num_classes
+    batches = training_batches(
+        digits.train, 479, Distortion(), 1, "balanced", num_classes=classes
+    )
+    sums = np.zeros(classes)
     for images, masks, weights in batches.take(3):
         assert weights.shape == images.shape[:-1]
         np.add.at(sums, masks.numpy()[..., 0], weights.numpy())
     # Other pairs than those that were counted, of places and orders of their own.
     np.testing.assert_allclose(sums, np.mean(sums), rtol=0.15)
+
+
+@pytest.mark.parametrize("classes", [4, 6])
+def test_weights_of_rare_classes_are_bounded(classes):
+    masks = np.zeros([600, 5, 5, 1], np.int32)
+    masks[::2, 0], masks[0, 1, 1] = 1, 2
+    counted = {*np.linspace(0, 599, 512).astype(int)}
+    masks[min({*range(600)} - counted), 1, 1] = 3  # in a mask that is not counted
+    samples = ArraySamples(np.zeros(masks.shape, np.float32), masks)
+    batches = training_batches(
+        samples, 100, Distortion(), 1, "balanced", num_classes=classes
+    )
+    found = {}
+    for _, targets, weights in batches.take(6):
+        for each, weight in zip(targets.numpy().ravel(), weights.numpy().ravel()):
+            found.setdefault(int(each), set()).add(float(weight))
+    assert all(len(each) == 1 for each in found.values())
+    weights = [found[each].pop() for each in range(4)]
+    assert weights[2:] == [100, 1] and 0 < weights[0] < 1 < weights[1] < 5

@@ -21,6 +21,8 @@ def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):
     images, masks = loaded.train.take(range(8))
     greys = np.array([0, 100, 255])[masks.numpy()]
     np.testing.assert_allclose(images, (greys // 2 + 20) / 255, atol=1e-6)
+    alone = loaded.train.targets(range(8), loaded.train.draws(0))
+    np.testing.assert_array_equal(alone, masks)
     held = loaded.held_out(np.arange(6), np.arange(6, 8))
     for ours, theirs in zip(held.test.take([0, 1]), (images, masks)):
         np.testing.assert_array_equal(ours, theirs[6:])

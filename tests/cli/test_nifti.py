@@ -77,6 +77,8 @@ def test_a_folder_has_volumes_and_masks(tmp_path, suffix):
     expected = masks.transpose(0, 3, 2, 1)[..., np.newaxis]
     np.testing.assert_allclose(images, expected / 7, atol=1e-6)
     np.testing.assert_array_equal(np.array([0, 2, 7])[targets.numpy()], expected)
+    alone = everything.test.targets(range(6), everything.test.draws(0))
+    np.testing.assert_array_equal(alone, targets)
     again = data.load(tmp_path / "organs", **loaded.options)
     for ours, theirs in zip(again.train.take([1]), loaded.train.take([1])):
         np.testing.assert_array_equal(ours, theirs)

@@ -71,6 +71,9 @@ def test_class_weights_are_for_data_sets(build):
             ValueError, match=f"^{build.__name__}: class_weight weighs s"
         ):
             use(_IMAGES, _MASKS, class_weight=weights)
+    batches = tf.data.Dataset.from_tensors((_IMAGES, _MASKS[..., 0]))
+    with pytest.raises(ValueError, match="class_weight needs masks with a last axis"):
+        _model(build).fit(batches, class_weight=weights, **options)
     batches = tf.data.Dataset.from_tensors((_IMAGES, _MASKS))
     found = _model(build).fit(batches, class_weight=weights, **options)
     each = np.take([1.0, 0.0, 3.0], _MASKS[..., 0])

@@ -11,6 +11,7 @@ from tf_capsops.untuned import untuned
 
 _SEED = 0  # of held-out images: all runs are compared on the same ones
 _COUNTED = 512  # images whose masks tell how rare classes are
+_LARGEST_WEIGHT = 100  # that a class may have, however rare
 
 
 def held_out(dataset, share):
@@ -47,7 +48,14 @@ def part(share):
 
 
 def training_batches(
-    samples, batch_size, distortion, seed, class_weight=None, first_epoch=0
+    samples,
+    batch_size,
+    distortion,
+    seed,
+    class_weight=None,
+    first_epoch=0,
+    *,
+    num_classes=0,
 ):
     """Makes the shuffled, distorted batches of all epochs.
 
@@ -61,8 +69,10 @@ def training_batches(
       distortion: a `presets.Distortion` of the images, and of masks with them.
       seed: an int; the same one gives the same batches.
       class_weight: "balanced" if all classes are to count alike in the loss, however
-        many images or, in masks, pixels each has; None if all images are.
+        many images or, in masks, pixels each has, up to 100 times as much as on
+        average; None to weigh all images equally.
       first_epoch: the number of the epoch to begin with.
+      num_classes: of the data set, for `class_weight`.
 
     Returns:
       A `tf.data.Dataset` without an end, of images and targets, with weights of the
@@ -70,7 +80,9 @@ def training_batches(
     """
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
-        weights = class_weight and tf.constant(_balanced(_counts(samples, batch_size)))
+        weights = class_weight and tf.constant(
+            _balanced(_counts(samples, batch_size, num_classes))
+        )
     count = -(-len(samples) // batch_size)
 
     def order(epoch):
@@ -102,25 +114,25 @@ def _is_mask(targets):
     return not isinstance(targets, dict) and targets.shape.rank > 2
 
 
-def _counts(samples, batch_size):
+def _counts(samples, batch_size, num_classes):
     """Counts the images of each class or, in masks of many images, the pixels."""
     draws = samples.draws(0)
-    if not _is_mask(samples.make(tf.range(1), draws[:1])[1]):
-        return np.bincount(samples.labels)
+    if not _is_mask(samples.targets(tf.range(1), draws[:1])):
+        return np.bincount(samples.labels, minlength=num_classes)
     some = np.linspace(0, len(samples) - 1, min(len(samples), _COUNTED)).astype(int)
-    counts = np.zeros(1, int)
+    counts = np.zeros(num_classes, int)
     for chosen in np.array_split(some, -(-len(some) // batch_size)):
-        _, masks = samples.make(tf.constant(chosen), tf.gather(draws, chosen))
-        found = np.bincount(masks.numpy().ravel(), minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
+        masks = samples.targets(tf.constant(chosen), tf.gather(draws, chosen))
+        counts += np.bincount(masks.numpy().ravel(), minlength=num_classes)
     return counts
 
 
 def _balanced(counts):
     """Returns weights by class, with which all have the same sum; 1 on average.
 
-    A class that was not counted weighs 1.
+    None is larger than `_LARGEST_WEIGHT`, so that the sum of a class of few pixels is
+    less. A class that was not counted weighs 1.
     """
     mean = counts.sum() / np.count_nonzero(counts)
-    return np.where(counts, mean / np.maximum(counts, 1), 1).astype(np.float32)
+    weights = np.minimum(mean / np.maximum(counts, 1), _LARGEST_WEIGHT)
+    return np.where(counts, weights, 1).astype(np.float32)

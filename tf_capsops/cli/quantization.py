@@ -76,6 +76,7 @@ def run(args):
     images = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
         *(repeatable["seed"], trained["class_weight"]),
+        num_classes=dataset.num_classes,
     )
     directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
     with runs.in_use(directory):

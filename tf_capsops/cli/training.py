@@ -113,6 +113,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     batches = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
         *(config["seed"], config["class_weight"], epoch),
+        num_classes=dataset.num_classes,
     )
     tests_at_once = distribution.test_batch_size(strategy, len(dataset.test))
     if dataset.has_masks:  # which take as much memory as images

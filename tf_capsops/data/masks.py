@@ -47,13 +47,16 @@ class MaskedSamples(pictures.PictureSamples):
 
     def make(self, indices, draws):
         images, _ = super().make(indices, draws)
+        return images, self.targets(indices, draws)
+
+    def targets(self, indices, draws):
         size = self._image_shape[:2]
         masks = tf.map_fn(
             lambda path: tf.ensure_shape(_resized(_grey(path), size), [*size, 1]),
             tf.gather(self._masks, indices),
             fn_output_signature=tf.TensorSpec([*size, 1], tf.uint8),
         )
-        return images, tf.gather(self._classes, tf.cast(masks, tf.int32))
+        return tf.gather(self._classes, tf.cast(masks, tf.int32))
 
     def only(self, indices):
         """Returns the samples with these numbers."""

@@ -56,6 +56,10 @@ class Samples(abc.ABC):
           data set's class says.
         """
 
+    def targets(self, indices, draws):
+        """Returns the targets alone that `make` returns, without images from files."""
+        return self.make(indices, draws)[1]
+
     def take(self, indices, epoch=0):
         """Returns what `make` does of the samples with these numbers, `[B]`."""
         with tf.device("CPU:0"):

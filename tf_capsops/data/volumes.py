@@ -53,20 +53,17 @@ class VolumeSamples(Samples):
         return tf.zeros([len(self), 0])
 
     def make(self, indices, draws):
-        *size, _ = self._image_shape
-        form = tf.TensorSpec(self._image_shape), tf.TensorSpec([*size, 1], tf.int32)
+        paths = tf.gather(self._paths[:, 0], indices)
+        volumes = _mapped(read_volume, paths, tf.TensorSpec(self._image_shape))
+        return volumes, self.targets(indices, draws)
 
-        def one(paths):
-            made = tf.numpy_function(self._read, [paths], [each.dtype for each in form])
-            return tuple(tf.ensure_shape(x, each.shape) for x, each in zip(made, form))
+    def targets(self, indices, draws):
+        paths = tf.gather(self._paths[:, 1], indices)
+        form = tf.TensorSpec([*self._image_shape[:-1], 1], tf.int32)
+        return _mapped(self._classes_in, paths, form)
 
-        return tf.map_fn(one, tf.gather(self._paths, indices), fn_output_signature=form)
-
-    def _read(self, paths):
-        volume, mask = map(os.fsdecode, paths)
-        mask = self._classes[_mask(mask)][..., np.newaxis]
-        size = self._image_shape[:-1]
-        return _fitted(read_volume(volume), size), _fitted(mask, size)
+    def _classes_in(self, path):
+        return self._classes[_mask(path)][..., np.newaxis]
 
     def only(self, indices):
         """Returns the samples with these numbers."""
@@ -309,6 +306,19 @@ def _mask(path):
             "from 0 to 255"
         )
     return values
+
+
+def _mapped(read, paths, form):
+    """Returns what `read` reads from files, of a form to which it is cut or padded."""
+
+    def fitted(path):
+        return _fitted(read(os.fsdecode(np.asarray(path).item())), form.shape[:-1])
+
+    def one(path):
+        made = tf.numpy_function(fitted, [path], form.dtype)
+        return tf.ensure_shape(made, form.shape)
+
+    return tf.map_fn(one, paths, fn_output_signature=form)
 
 
 def _fitted(volume, size):

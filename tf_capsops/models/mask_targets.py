@@ -39,7 +39,9 @@ class MaskModel(ImageModel):
     @functools.wraps(keras.Model.fit)
     def fit(self, *args, **kwargs):
         given = inspect.signature(super().fit).bind(*args, **kwargs).arguments
-        if not isinstance(given.get("x"), tf.data.Dataset):
+        if isinstance(given.get("x"), tf.data.Dataset):
+            _check_class_weight(self.owner, given, len(self.output_shape))
+        else:
             _refuse_class_weight(self.owner, given)
         return super().fit(*args, **kwargs)
 
@@ -92,6 +94,27 @@ def _refuse_class_weight(owner, given):
             f"{owner}: class_weight weighs samples, and in masks each pixel has a "
             "class: give sample_weight, one for each pixel, such as "
             "np.take(weights, masks), or a tf.data.Dataset"
+        )
+
+
+def _check_class_weight(owner, given, rank):
+    """Raises a ValueError if Keras would take the last axis of masks for classes.
+
+    Args:
+      owner: the name that messages begin with.
+      given: the arguments of `fit`, of which x is a `tf.data.Dataset`.
+      rank: that of the scores.
+    """
+    spec = given["x"].element_spec
+    if given.get("class_weight") is None or not isinstance(spec, tuple):
+        return
+    if (
+        len(spec) > 1
+        and getattr(spec[1], "shape", tf.TensorShape(None)).rank == rank - 1
+    ):
+        raise ValueError(
+            f"{owner}: class_weight needs masks with a last axis of 1, got shape "
+            f"{spec[1].shape}: give masks[..., tf.newaxis]"
         )
 
 
