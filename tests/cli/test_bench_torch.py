@@ -130,6 +130,16 @@ def test_pytorch_is_given_network_and_type(script):
     assert found["denoiser", "bfloat16"] is None
 
 
+def test_a_network_that_cannot_be_made_says_why(script, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(training, "attempt", lambda *_: {"left_out": "a test"})
+    monkeypatch.setattr(pytorch, "is_installed", lambda: True)
+    options = training_options(suite=[cases.TRAINING], image_size=[100])
+    options.model = ["segcaps"]
+    (result,) = training.run(options)
+    assert "must be multiples of 8" in result["methods"]["PyTorch"]["error"]
+
+
 def test_another_python_may_have_pytorch(tmp_path, capsys):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 0\n")

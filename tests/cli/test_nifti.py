@@ -15,7 +15,7 @@ import pytest
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import networks, tiles
+from tf_capsops.cli import networks, tiles, train
 
 # Axes of the files' voxels, of which LPS is the order in which networks see them.
 _AXES = ["LPS", "RAS", "SAR"]
@@ -315,6 +315,15 @@ def test_options_are_those_of_volumes(tmp_path, options, text):
     _volumes(tmp_path / "organs")
     with pytest.raises(ValueError, match=re.escape(text)):
         data.load(tmp_path / "organs", **options)
+
+
+@pytest.mark.parametrize("name", ["1.NII", "1.Nii.Gz", "1.nii"])
+@pytest.mark.parametrize("folder", ["images", "train/images"])
+def test_suffixes_of_volumes_have_any_case(tmp_path, name, folder):
+    (tmp_path / folder).mkdir(parents=True)
+    assert not train._has_volumes(tmp_path)
+    (tmp_path / folder / name).write_bytes(b"")
+    assert train._has_volumes(tmp_path)
 
 
 def test_without_nibabel_an_error_says_what_to_install(tmp_path, monkeypatch, capsys):

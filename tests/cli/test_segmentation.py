@@ -13,7 +13,7 @@ from masked import masked_pictures
 
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
-from tf_capsops.cli import evaluation, train
+from tf_capsops.cli import evaluation, networks, train
 
 _RANDOM = np.random.default_rng(5)
 
@@ -224,6 +224,10 @@ def test_generated_masks_train_and_resume(data_name, model, shape, tmp_path, cap
     assert (config["model"], config["preset"]) == (model, "compact")
     network = keras.saving.load_model(tmp_path / "run/model.keras")
     assert network.image_shape == shape and network.num_classes == 11
+    # Both commands name classes alike.
+    names = ["background", *map(str, range(10))]
+    assert networks.class_names(network, tmp_path / "run", 11) == names
+    assert config["classes"] == names
     (tmp_path / "run/model.keras").rename(tmp_path / "run/checkpoint-1.keras")
     config["epochs"] = 2
     (tmp_path / "run/config.json").write_text(json.dumps(config))
@@ -254,6 +258,14 @@ def test_mistakes_are_named(tmp_path, arguments, text, capsys):
     file = _saved(tmp_path, **_arrays())
     assert main([*arguments, "--data", str(file)]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--image-size", "12", "20"]])
+def test_sizes_that_do_not_fit_name_the_option(tmp_path, options, capsys):
+    cells = masked_pictures(tmp_path / "cells", 10, size=(9, 16))
+    assert main(["train", "--data", str(cells), *options]) == 2
+    said = capsys.readouterr().err
+    assert "multiples of 8, got (" in said and "give --image-size, multiples" in said
 
 
 def test_other_data_and_commands_are_refused(trained, tmp_path, capsys):

@@ -104,7 +104,11 @@ def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str
         return {}
     if not pytorch.interpreter(options):
         return {"PyTorch": {"left_out": "it is not installed"}}
-    batch, expected = case.sizes["batch"], _expected_numbers(case)
+    batch = case.sizes["batch"]
+    try:
+        expected = _expected_numbers(case)
+    except (tf.errors.OpError, ValueError) as error:
+        return {"PyTorch": {"error": measure.reason(error)}}
     described = "--case", pytorch.described(case), "--dtype", dtype
     entries = {}
     for row in pytorch.rows(TORCH, kind, options, *described):

@@ -242,12 +242,13 @@ def open_data(source, **options):
 
 
 def described(dataset):
-    """Returns what `config.json` keeps of a folder of pictures, and nothing of others.
+    """Returns what `config.json` keeps of a data set.
 
-    That is how the pictures are read, and the names of the classes.
+    That is how pictures in folders are read, and the names of their classes and of
+    those of masks.
     """
     if not isinstance(dataset, data.Pictures):
-        return {}
+        return {"classes": dataset.class_names} if dataset.has_masks else {}
     pictures = {**dataset.options, "skipped": len(dataset.skipped)}
     return {"classes": dataset.class_names, "pictures": pictures}
 

@@ -49,7 +49,7 @@ def run(args):
     seed = None if args.nondeterministic else args.seed
     repeatable = networks.seed_everything(args.seed, seed is not None)
     with strategy.scope(), reported(ValueError):
-        model = networks.make(trained, dataset.image_shape, dataset.num_classes)
+        model = _made(trained, dataset)
         networks.compile_for(model, trained, epochs * steps)
     networks.use_xla(model, args.jit or "auto", seed)
 
@@ -85,6 +85,24 @@ def run(args):
         )
         distortion = presets.Distortion(**trained["distortion"])
         return fit(model, dataset, directory, config, distortion)
+
+
+def _made(trained, dataset):
+    """Returns the network that `train.settings` describes, for a data set.
+
+    Raises:
+      ValueError: if the images do not suit it; the message names an option that helps.
+    """
+    try:
+        return networks.make(trained, dataset.image_shape, dataset.num_classes)
+    except ValueError as error:
+        multiple = presets.MULTIPLES.get(trained["model"])
+        fits = not any(size % (multiple or 1) for size in dataset.image_shape[:-1])
+        if fits or not isinstance(dataset, data.Pictures):
+            raise
+        raise ValueError(
+            f"{error}: give --image-size, multiples of {multiple}"
+        ) from error
 
 
 def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
