@@ -108,13 +108,11 @@ def _check_class_weight(owner, given, rank):
     spec = given["x"].element_spec
     if given.get("class_weight") is None or not isinstance(spec, tuple):
         return
-    if (
-        len(spec) > 1
-        and getattr(spec[1], "shape", tf.TensorShape(None)).rank == rank - 1
-    ):
+    masks = spec[1] if len(spec) > 1 else None
+    if isinstance(masks, tf.TensorSpec) and masks.shape.rank == rank - 1:
         raise ValueError(
             f"{owner}: class_weight needs masks with a last axis of 1, got shape "
-            f"{spec[1].shape}: give masks[..., tf.newaxis]"
+            f"{masks.shape}: give masks[..., tf.newaxis]"
         )
 
 
