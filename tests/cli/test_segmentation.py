@@ -148,6 +148,7 @@ def test_masks_replace_no_picture_and_no_other_mask(trained, tmp_path, capsys):
     assert (folders[0] / "0.png").read_bytes() == source.read_bytes()
     # Masks in a folder that is read are no pictures.
     output = folders[1] / "masks"
+    given += ["--tile", "64"]  # with which masks are written one by one
     assert main([*given, "--json", "--output", str(output)]) == 0
     answers = json.loads(capsys.readouterr().out)
     names = [str(output / name) for name in ("0.png", "0-2.png")]
