@@ -27,7 +27,7 @@ constexpr int64_t kMinNumbers = 16;      // numbers of a pixel, for tiles by pix
 // Samples of such a tile; more would compete for cache sets.
 constexpr int64_t kMostSamples = kTileRows < 8 ? kTileRows : 8;
 
-// The terms of a partial sum, at least: of one tap, and of several. Plain TensorFlow
+// The fewest terms of a partial sum over one tap, and over several. Plain TensorFlow
 // sums each tap of the gradient separately, which is exact if taps have few terms, so
 // sums are shorter there.
 struct SumTerms {
@@ -71,7 +71,7 @@ struct ColumnsPlan {
                            CeilDivide(to.width, Max(x_phases, 1));
     streams = 2 * panel_bytes > kPanelsBytes && panels > 1;
     // Then all pixels of a tile have the same taps inside the image, but consecutive
-    // tiles need pointers of their own, which takes long if taps have few terms.
+    // tiles need pointers of their own, which takes a long time if taps have few terms.
     by_pixel = p.batch > 1 && from.numbers >= kMinNumbers;
     samples = p.batch;
     if (by_pixel) samples = CeilDivide(p.batch, CeilDivide(p.batch, kMostSamples));

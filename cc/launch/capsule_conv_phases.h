@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Divides the output of CapsuleConvRouting into phases, whose pixels read the input
-// through the same taps. A phase's votes are an ordinary convolution, also if the
+// through the same taps. A phase's votes are an ordinary convolution, even if the
 // problem is transposed: its input is then read with stride 1. Otherwise there is one
 // phase.
 #pragma once

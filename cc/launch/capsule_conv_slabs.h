@@ -12,9 +12,9 @@
 // that. The weights of phases that do not have all taps are copied, too.
 //
 // If `unfolded`, taps across become channels as well, and types that share weights
-// neighboring pixels: all products are then those of poses of one row and a kernel of
-// one column, with wider channels. The copy has each pixel as often as there are such
-// taps.
+// become neighboring pixels: all products are then those of poses of one row and a
+// kernel of one column, with wider channels. The copy repeats each pixel once per such
+// tap.
 #pragma once
 
 #include <algorithm>

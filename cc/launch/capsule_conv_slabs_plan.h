@@ -70,6 +70,7 @@ class Slabs {
       return Steps::IsFast(plan.kernel);
     };
     if (!unfolded_) return;
+    // The first slab is one of the largest, and decides for all.
     if (error_.empty() && !convs_.empty() && convs_[0].AllOf(gradient, is_fast)) return;
     unfolded_ = false;
     PlanSizes(exec);
@@ -211,8 +212,8 @@ class Slabs {
     return !relay.IsPart(p_) || !IsAligned(relay.From(0) * relay.matrix);
   }
 
-  // Makes slabs smaller until the workspace has at most kMostBytes bytes, or until
-  // their own arrays are not what fills it.
+  // Makes slabs smaller until the workspace has at most kMostBytes bytes, or until the
+  // slabs' own arrays no longer dominate it.
   void PlanSizes(const Exec& exec) {
     constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
     for (slab_bytes_ = Steps::kSlabBytes;; slab_bytes_ /= 2) {

@@ -162,8 +162,8 @@ struct LoadedCall {
     for (size_t t = 0; t < call.tensors.size(); ++t) {
       const Tensor& tensor = call.tensors[t];
       if (tensor.operand) continue;
-      // If terms cancel, as in the gradient of the logits of one parent, a result
-      // has their rounding errors alone.
+      // If terms cancel, as in the gradient of the logits of one parent, only their
+      // rounding errors remain.
       double largest = Largest(wanted[r], 0);
       if (largest < kCancelled * largest_of_all) largest = largest_of_all;
       for (int64_t i = 0; i < tensor.count; ++i) {

@@ -154,8 +154,8 @@ template <typename Op, typename P>
 int ShiftOf(const Op&, const P&, size_t) {
   return 0;
 }
-// Weights make votes that are about 1 long. The shares of longer ones jump from parent
-// to parent with the last bits of the votes.
+// Weights are scaled so that votes have a length of about 1. The shares of longer ones
+// jump from parent to parent with the last bits of the votes.
 inline int ShiftOfWeights(const capsule_conv_routing::Problem& p) {
   const int64_t squares = Weights(p) / p.parents;
   return squares == 0 ? 0 : std::ilogb(squares) / 2;

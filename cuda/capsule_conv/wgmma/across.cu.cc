@@ -51,7 +51,7 @@ LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& tas
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
   CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, rows));
-  // Eight blocks for each multiprocessor, if there are too few rows.
+  // If there are few rows, they are split for about eight blocks per multiprocessor.
   constexpr int kWaves = 8;
   const auto launch = [&](auto pack) {
     using Packs = Pack<float, pack.value>;

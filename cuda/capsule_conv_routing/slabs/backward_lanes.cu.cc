@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Replaces the votes of pixels by their gradients where these fit into registers. The
-// steps of all iterations are kept in shared memory, where a lane reads what it stored.
+// steps of all iterations are kept in shared memory, where each lane reads only what it
+// stored itself.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/lanes.cuh"

@@ -17,7 +17,7 @@ namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kThreads = 256;
 
-// The number of blocks for `count` threads, each of which may work several times.
+// The number of blocks for `count` threads, each of which may handle several items.
 inline int Blocks(const GpuExec& exec, int64_t count) {
   return static_cast<int>(
       std::min(CeilDivide(count, kThreads), int64_t{16} * exec.device.processors));
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(kThreads)
   ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
 }
 
-// Copies packs of kPack elements, of which a pixel of the copy has `packs`. A thread
-// copies one pack of each pixel that its block takes of a row.
+// Copies packs of kPack elements, of which a pixel of the copy has `packs`. Within a
+// row, a thread copies the same pack of every pixel of its block.
 template <typename S, int kPack>
 __global__ void __launch_bounds__(kThreads)
     CopyImageKernel(const Patch patch, int64_t packs, const S* input, S* copy) {
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kPartColumns = 32, kPartRows = 32;
 
 // A block adds kPartColumns columns of parts. Each warp adds every kPartRows-th part,
-// and one thread of each column the warps' sums.
+// then one thread per column adds the warps' sums.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kPartColumns* kPartRows)
     AddPartsKernel(int64_t count, int64_t first, int64_t second, const A* parts,
@@ -201,7 +201,7 @@ LaunchError WithPack(int64_t row, const Launch& launch) {
   return launch(std::integral_constant<int, 1>());
 }
 
-// Calls launch(zero) with the type that counts to `count`.
+// Calls launch(zero) with the smallest integer type that holds `count`.
 template <typename Launch>
 LaunchError WithInt(int64_t count, const Launch& launch) {
   return count <= INT32_MAX ? launch(int32_t{}) : launch(int64_t{});
@@ -248,7 +248,7 @@ LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
         patch.groups * patch.x_taps * patch.channels * (patch.unit / pack.value);
     const int64_t rows = patch.frames * patch.rows;
     if (rows == 0 || packs == 0 || patch.copy_width == 0) return {};
-    // Sixteen blocks for each multiprocessor, if there is so much to copy.
+    // Sixteen blocks for each multiprocessor, if there is enough to copy.
     const int64_t all = int64_t{16} * exec.device.processors;
     const int64_t across = std::min(CeilDivide(packs, kThreads), all);
     const int64_t down = std::min(rows, all);

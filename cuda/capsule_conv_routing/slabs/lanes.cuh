@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The steps of routing a pixel whose votes are in the registers of a group of lanes.
-// Each parent has `lanes` lanes, and each of these kQuads quads of its numbers. Lanes
+// Each parent has `lanes` lanes, each of which holds kQuads quads of its numbers. Lanes
 // past the last parent have votes and shares of zero. If a pixel has many types, the
-// warps of its block divide them, and exchange sums over types alone.
+// warps of its block divide them, and exchange only sums over types.
 #pragma once
 
 #include <cstdint>
@@ -204,8 +204,8 @@ class PixelLanes {
   int turn_ = 0;
 };
 
-// Calls visit(pixel) in the lanes of each pixel of the block, and in groups that have
-// none with a pixel past the last one. All warps of the block take part.
+// Calls visit(pixel) in the lanes of each pixel of the block, and in groups without a
+// pixel with one past the last. All warps of the block take part.
 template <typename Visit>
 __device__ void ForPixels(const Tiling& z, int64_t pixels, const Visit& visit) {
   const int thread = z.divided ? threadIdx.x % kLanes : threadIdx.x;

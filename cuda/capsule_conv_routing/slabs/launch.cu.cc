@@ -56,7 +56,7 @@ void Arrange(bool gradient, Tiling* z) {
   z->block = z->first_shares + RoundUp(pairs, 4);
 }
 
-// Plans votes in registers, if there is room for those of a lane.
+// Plans votes in registers, if a lane's share fits.
 void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
   constexpr int kMostQuads = 16;
   constexpr int kWarps = kLaneThreads / 32;
@@ -141,7 +141,7 @@ struct GpuSteps {
   static constexpr int64_t kSlabBytes = 16 << 20;
 
   // Transposed windows and the gradients of strided ones gain more than the copies cost
-  // (docs/notebook/slim_capsules.md). "tma" takes full tiles of columns. The gradients
+  // (docs/notebook/slim_capsules.md). "tma" needs full tiles of columns. The gradients
   // of copies of a pixel would be rounded in a 16-bit type.
   template <typename T>
   static bool Unfolds(const Problem& p, bool gradient) {

@@ -64,7 +64,8 @@ struct Tiling {
   int64_t KeptBytes() const {
     const int64_t quads_of_types = lane_types / 4;
     return 16 * kLaneThreads *
-           (iterations * 2 * (quads + quads_of_types) + quads + quads_of_types);
+           (int64_t{iterations} * 2 * (quads + quads_of_types) + quads +
+            quads_of_types);
   }
 };
 
