@@ -119,23 +119,25 @@ def test_balanced_classes_have_equal_weight():
     assert len(next(iter(training_batches(*arguments)))) == 2
 
 
-def test_balanced_classes_of_masks_have_equal_weight():
+def test_weights_of_classes_of_masks_are_square_roots_of_their_rarity():
     digits = data.load("segmented_mnist:digits")
     classes = digits.num_classes
     batches = training_batches(
         digits.train, 479, Distortion(), 1, "balanced", num_classes=classes
     )
-    sums = np.zeros(classes)
+    counts, found = np.zeros(classes), np.zeros(classes)
     for images, masks, weights in batches.take(3):
         assert weights.shape == images.shape[:-1]
-        np.add.at(sums, masks.numpy()[..., 0], weights.numpy())
+        np.add.at(counts, masks.numpy()[..., 0], 1)
+        found[masks.numpy()[..., 0]] = weights.numpy()
     # Other pairs than those that were counted, of places and orders of their own.
-    np.testing.assert_allclose(sums, np.mean(sums), rtol=0.15)
+    np.testing.assert_allclose(found, np.sqrt(np.mean(counts) / counts), rtol=0.1)
+    assert found[0] < 1 < found[1]
 
 
 @pytest.mark.parametrize("classes", [4, 6])
 def test_weights_of_rare_classes_are_bounded(classes):
-    masks = np.zeros([600, 5, 5, 1], np.int32)
+    masks = np.zeros([600, 8, 8, 1], np.int32)
     masks[::2, 0], masks[0, 1, 1] = 1, 2
     counted = {*np.linspace(0, 599, 512).astype(int)}
     masks[min({*range(600)} - counted), 1, 1] = 3  # in a mask that is not counted

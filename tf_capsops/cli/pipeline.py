@@ -69,8 +69,8 @@ def training_batches(
       distortion: a `presets.Distortion` of the images, and of masks with them.
       seed: an int; the same one gives the same batches.
       class_weight: "balanced" if all classes are to count alike in the loss, however
-        many images or, in masks, pixels each has, up to 100 times as much as on
-        average; None to weigh all images equally.
+        many images each has, and pixels of masks more if their class is rare; None to
+        weigh all images equally.
       first_epoch: the number of the epoch to begin with.
       num_classes: of the data set, for `class_weight`.
 
@@ -81,7 +81,7 @@ def training_batches(
     # Batches are made on the processor, while a GPU trains on the ones before.
     with tf.device("CPU:0"):
         weights = class_weight and tf.constant(
-            _balanced(_counts(samples, batch_size, num_classes))
+            _balanced(samples, batch_size, num_classes)
         )
     count = -(-len(samples) // batch_size)
 
@@ -114,25 +114,29 @@ def _is_mask(targets):
     return not isinstance(targets, dict) and targets.shape.rank > 2
 
 
-def _counts(samples, batch_size, num_classes):
-    """Counts the images of each class or, in masks of many images, the pixels."""
+def _balanced(samples, batch_size, num_classes):
+    """Returns the weight of each class in the loss, at most `_LARGEST_WEIGHT`.
+
+    With those of images, all classes have the same sum. Those of the pixels of masks
+    are their square roots: the background may have nearly all pixels, and weighs too
+    little for its edges otherwise. A class that was not counted weighs 1.
+    """
     draws = samples.draws(0)
-    if not _is_mask(samples.targets(tf.range(1), draws[:1])):
-        return np.bincount(samples.labels, minlength=num_classes)
+    masks = _is_mask(samples.targets(tf.range(1), draws[:1]))
+    if masks:
+        counts = _pixels(samples, draws, batch_size, num_classes)
+    else:
+        counts = np.bincount(samples.labels, minlength=num_classes)
+    rarity = counts.sum() / np.count_nonzero(counts) / np.maximum(counts, 1)
+    weights = np.minimum(np.sqrt(rarity) if masks else rarity, _LARGEST_WEIGHT)
+    return np.where(counts, weights, 1).astype(np.float32)
+
+
+def _pixels(samples, draws, batch_size, num_classes):
+    """Counts the pixels of each class in the masks of many images."""
     some = np.linspace(0, len(samples) - 1, min(len(samples), _COUNTED)).astype(int)
     counts = np.zeros(num_classes, int)
     for chosen in np.array_split(some, -(-len(some) // batch_size)):
         masks = samples.targets(tf.constant(chosen), tf.gather(draws, chosen))
         counts += np.bincount(masks.numpy().ravel(), minlength=num_classes)
     return counts
-
-
-def _balanced(counts):
-    """Returns weights by class, with which all have the same sum; 1 on average.
-
-    None is larger than `_LARGEST_WEIGHT`, so that the sum of a class of few pixels is
-    less. A class that was not counted weighs 1.
-    """
-    mean = counts.sum() / np.count_nonzero(counts)
-    weights = np.minimum(mean / np.maximum(counts, 1), _LARGEST_WEIGHT)
-    return np.where(counts, weights, 1).astype(np.float32)

@@ -125,8 +125,9 @@ def _add_schedule(group):
     group.add_argument(
         "--class-weight",
         choices=["balanced"],
-        help="balanced: let classes of few images, or pixels of masks, count as much "
-        "in the loss as those of many (default: all count alike)",
+        help="balanced: let classes of few images count as much in the loss as those "
+        "of many, and pixels of masks more if their class is rare (default: all count "
+        "alike)",
     )
 
 
