@@ -172,8 +172,9 @@ void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspa
   using Plan = ColumnsPlan<A, kGradient>;
   const Plan plan(p, kSumTerms<kGradient>);
   A* const packed = static_cast<A*>(workspace);
-  if (task == 0)
+  if (task == 0) {
     std::memset(packed + plan.panel(plan.panels), 0, plan.zeros * sizeof(A));
+  }
   const int64_t tap = task % plan.taps, panel = task / plan.taps;
   const int64_t width = plan.vectors(panel) * kLanes<A>;
   const int64_t first = panel * plan.kPanel;

@@ -159,8 +159,9 @@ template <typename A, bool kGradient>
 capsule_conv::Division Divide(const Problem& p) {
   const Panels<A, kGradient> all(p);
   auto d = DivideColumns<A, kGradient, kTerms>(all.poses);
-  if (!kGradient)
+  if (!kGradient) {
     d.weights_tasks = all.plan.taps * CeilDivide(p.in_channels, kPackChannels);
+  }
   return d;
 }
 

@@ -319,8 +319,9 @@ class Slabs {
       return Steps::Zero(exec, op_, a.votes, slab.Votes(p_) * sizeof(T));
     }
     LaunchError error;
-    if (Copies(slab))
+    if (Copies(slab)) {
       error = Steps::CopyImage(exec, op_, PatchOf(slab), input, a.image);
+    }
     if (!error.empty()) return error;
     return Run(exec, Find(slab).votes, image, filter, a.votes, a);
   }

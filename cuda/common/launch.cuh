@@ -50,8 +50,9 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
 }
 
 // Raises the kernel's limit on dynamic shared memory from 48 KB to the device's
-// maximum. The limit is a property of the kernel on that device and not of a launch, so
-// it is never lowered: another thread may be about to launch.
+// maximum, so the kernel must not have static shared memory as well. The limit is a
+// property of the kernel on that device and not of a launch, so it is never lowered:
+// another thread may be about to launch.
 template <auto kKernel>
 LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
