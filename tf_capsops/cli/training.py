@@ -14,6 +14,7 @@ from tf_capsops.cli import (
     callbacks,
     distribution,
     figures,
+    gone,
     networks,
     pipeline,
     plots,
@@ -21,7 +22,6 @@ from tf_capsops.cli import (
     runs,
     train,
 )
-from tf_capsops.data import volumes
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.models import autoencoder, grouping
@@ -142,7 +142,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     clock = callbacks.Clock()
     boards = callbacks.Boards(directory / "tensorboard")
     saved = callbacks.Checkpoints(directory, history or {})
-    with callbacks.Hold() as hold:
+    with callbacks.Hold() as hold, gone.reported("and go on with --resume"):
         try:
             seconds, stopped = hold.fit(
                 model,
@@ -159,19 +159,6 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
             raise CommandError(
                 "another worker has ended, and with it the run: start all of them "
                 "again, with --resume, to go on from the last checkpoint"
-            ) from error
-        except tf.errors.NotFoundError as error:
-            raise CommandError(
-                f"a picture is gone: {error.message.splitlines()[0]}; put it back, and "
-                "go on with --resume"
-            ) from error
-        except tf.errors.InvalidArgumentError as error:
-            fault = volumes.fault(error)
-            if not fault:
-                raise
-            raise CommandError(
-                f"a volume is gone or damaged: {fault}; put it back, and go on with "
-                "--resume"
             ) from error
         _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
     return INTERRUPTED if stopped else 0
