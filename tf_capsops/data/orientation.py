@@ -48,8 +48,8 @@ def _read(header):
 def orientation(contents):
     """Returns how Exif says that a JPEG picture is turned, from 1 (not at all) to 8.
 
-    The numbers are those of TIFF 6.0. Files of other formats, and those that do not say,
-    are not turned.
+    The numbers are those of TIFF 6.0. Files of other formats are not turned, nor those
+    that do not say.
 
     Args:
       contents: of a file, as bytes, or the beginning.
