@@ -120,6 +120,12 @@ def _add_schedule(group):
         type=options.positive_int,
         help=f"how often to train on every image (default: {preset})",
     )
+    group.add_argument(
+        "--steps-per-epoch",
+        type=options.positive_int,
+        help="end an epoch after so many batches; the next one chooses anew from all "
+        "images (default: as many as all images make)",
+    )
     rate = "the highest; it rises from zero in the first twentieth of the training, and"
     options.add_batches(group, preset, f"{rate} then falls to zero", preset)
     group.add_argument(

@@ -43,7 +43,7 @@ def run(args):
     changed = args.recipe and train.changes(args.recipe, trained)
     dataset = pipeline.held_out(dataset, args.validation)
     epochs, batch_size = trained["epochs"], trained["batch_size"]
-    steps = -(-len(dataset.train) // batch_size)
+    steps = _steps(trained, dataset)
 
     # The network.
     seed = None if args.nondeterministic else args.seed
@@ -55,7 +55,7 @@ def run(args):
 
     # The run.
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    whole = len(dataset.train) // batch_size
+    whole = min(steps, len(dataset.train) // batch_size)
     at_once = grouping.steps_at_once(whole) if on_gpu else 1
     config = {
         "data": data.absolute(source),
@@ -105,6 +105,12 @@ def _made(trained, dataset):
         ) from error
 
 
+def _steps(config, dataset):
+    """Returns how many batches an epoch has."""
+    every = -(-len(dataset.train) // config["batch_size"])
+    return min(every, config["steps_per_epoch"] or every)
+
+
 def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     """Trains, saves and reports.
 
@@ -125,13 +131,14 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     """
     strategy = model.distribute_strategy
     epochs, batch_size = config["epochs"], config["batch_size"]
-    steps = -(-len(dataset.train) // batch_size)
+    steps = _steps(config, dataset)
     # Not by `compile`, whose arguments the file of the model keeps.
     model.steps_per_execution = config["steps_per_execution"]
     batches = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
         *(config["seed"], config["class_weight"], epoch),
         num_classes=dataset.num_classes,
+        steps=steps,
     )
     tests_at_once = distribution.test_batch_size(strategy, len(dataset.test))
     if dataset.has_masks:  # which take as much memory as images
