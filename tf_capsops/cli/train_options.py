@@ -37,7 +37,8 @@ def _add_data(group):
         metavar="PIXELS",
         help="resize the pictures of a folder to this height and width, or height "
         "alone if they are the same; cut and pad volumes to this depth, height and "
-        "width (default: the size that all have)",
+        "width; put segmented or moving digits on images of this size (default: the "
+        "size that all have)",
     )
     group.add_argument(
         "--color-mode",
