@@ -38,13 +38,20 @@ def check(args):
 
 def run(args):
     """Evaluates and reports. Returns the exit status."""
-    from tf_capsops.cli import evaluation, networks, plots
+    from tf_capsops.cli import gone, networks
 
     model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken, takes_masks=True
     )
-    if dataset.has_masks:
-        return _segmentation(args, model, dataset, directory)
+    evaluated = _segmentation if dataset.has_masks else _classification
+    with gone.reported("and evaluate again"):
+        return evaluated(args, model, dataset, directory)
+
+
+def _classification(args, model, dataset, directory):
+    """Evaluates a network that classifies. Returns the exit status."""
+    from tf_capsops.cli import evaluation, plots
+
     scores, shown, rmse = evaluation.measure(
         model, dataset.test, args.batch_size or 256
     )

@@ -43,9 +43,11 @@ _SIZES = {
         decoder_units=(64, 128),
     ),
     "small": _Sizes(
-        filters=8,
-        down=(((2, 8), (2, 8)), ((2, 16), (4, 16)), ((4, 16), (4, 16))),
-        up=(((4, 16), (2, 16)), ((2, 8), (2, 8)), ((2, 8),)),
+        # Few types of many numbers. With capsules of 8 numbers, the network takes twice
+        # as many steps to tell digits apart.
+        filters=16,
+        down=(((1, 16), (2, 16)), ((2, 16), (2, 16)), ((2, 32), (2, 32))),
+        up=(((2, 16), (2, 16)), ((1, 16), (2, 16)), ((1, 16),)),
         capsule_dim=8,
         decoder_units=(16, 32),
     ),
@@ -91,7 +93,7 @@ def segcaps(
         a background, as in the paper.
       variant: `"R3"`: all layers but the first one route with three iterations; or
         `"R1"`: only those that change the height and width do, the others with one.
-      size: `"paper"` or `"small"`, which has a tenth of its weights.
+      size: `"paper"` or `"small"`, which has an eighth of its weights.
       reconstruction_weight: the weight of the reconstruction's summed squared error.
         The paper's is 131.072 of the mean over 512 x 512 pixels, which is the same.
       name: the model's name.
