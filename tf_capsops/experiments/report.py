@@ -64,6 +64,11 @@ def add_arguments(parser):
         help="also write the network of each recipe's first seed there, with a card "
         "each, for `tf_capsops.models.load_pretrained`",
     )
+    parser.add_argument(
+        "--half",
+        action="store_true",
+        help="round the weights of --release to half precision, for files half as large",
+    )
 
 
 def seeds(text):
@@ -137,7 +142,8 @@ def run(args):
     else:
         print(f"there are no runs of recipes in {root} to draw\nwrote {path}")
     if args.release:
-        release.write(pathlib.Path(args.release), entries, names, root)
+        folder = pathlib.Path(args.release)
+        release.write(folder, entries, names, root, args.half)
         print(f"wrote {args.release}")
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
