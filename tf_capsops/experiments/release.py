@@ -23,7 +23,7 @@ _CARD = """# {name}
 | images | {shape}, values from 0 to 1 |
 | classes | {classes} |
 | trained on | {data}, {training:,} images |
-| test error | {error:.2%}: {wrong} of {images:,} images wrong |
+| {judged} | {outcome} |
 | file | {bytes:,} bytes{rounded} |
 | made by | `{command}` with tf_capsops at {commit}, on {machine} |
 | license | of the weights Apache-2.0, of the data {license} |
@@ -85,8 +85,7 @@ def _write(folder, name, entry, run, half):
         "data": recipe.data,
         "training": data.training,
         "images": entry["images"],
-        "wrong": entry["wrong"],
-        "error": entry["wrong"] / entry["images"],
+        **_outcome(entry),
         "command": f"tf-capsops train --recipe {name} --seed {entry['seed']}",
         "seed": entry["seed"],
         "commit": entry["commit"][:12],
@@ -97,13 +96,30 @@ def _write(folder, name, entry, run, half):
     }
     runs.write_json(path.with_suffix(".json"), card)
     shape = " x ".join(map(str, data.image_shape))
-    text = {**card, "shape": shape, "classes": ", ".join(card["classes"])}
+    judged, outcome = "test", results.one_error(entry)
+    if "wrong" in entry:
+        judged = "test error"
+        outcome += f": {entry['wrong']} of {entry['images']:,} images wrong"
+    text = {
+        **card,
+        "judged": judged,
+        "outcome": outcome,
+        "shape": shape,
+        "classes": ", ".join(card["classes"]),
+    }
     text["rounded"] = ", weights rounded to half precision" if half else ""
     path.with_suffix(".md").write_text(_CARD.format(**text))
     return {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "bytes": card["bytes"],
     }
+
+
+def _outcome(entry):
+    """Returns what a card has of a run's test: images wrong, or Dice coefficient."""
+    if "dice" in entry:
+        return {"dice": entry["dice"]}
+    return {"wrong": entry["wrong"], "error": entry["wrong"] / entry["images"]}
 
 
 def _rounded(weights):

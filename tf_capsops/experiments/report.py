@@ -22,7 +22,7 @@ def add_arguments(parser):
         "recipes",
         metavar="RECIPE",
         nargs="*",
-        help=f"what to train and report (default: all, which are "
+        help=f"what to train and report (default: all whose data can be had, of "
         f"{', '.join(recipes.RECIPES)})",
     )
     parser.add_argument(
@@ -107,7 +107,11 @@ def run(args):
     from tf_capsops.cli import plots
     from tf_capsops.experiments import release, results, variants
 
-    names = args.recipes or list(recipes.RECIPES)
+    names = args.recipes or [
+        name
+        for name, recipe in recipes.RECIPES.items()
+        if _has_data(recipe, dict(args.data)) or args.read_only
+    ]
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
     entries, others = results.read(path), variants.read(path)
     failed = []
@@ -148,6 +152,12 @@ def run(args):
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _has_data(recipe, files):
+    """Whether there is what a recipe trains on; only a folder has to be given."""
+    folder = recipes.DATA[recipe.data].folder
+    return not folder or recipe.data in files or pathlib.Path(recipe.data).is_dir()
 
 
 def _train(name, seed, root, args):
