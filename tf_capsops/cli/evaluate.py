@@ -82,7 +82,7 @@ def _classification(args, model, dataset, directory):
         result.update(evaluation.precision_and_recall(matrix))
     print(json.dumps(result) if args.json else _text(result, names), flush=True)
     if dataset.objects == 1:
-        _write(
+        write(
             args,
             directory,
             {
@@ -93,8 +93,14 @@ def _classification(args, model, dataset, directory):
     return 0
 
 
-def _write(args, directory, files):
-    """Writes files, by functions that take their paths, where the output goes."""
+def write(args, directory, files):
+    """Writes files where the output goes.
+
+    Args:
+      args: has `output`, or None for the network's directory, and `json`.
+      directory: the network's.
+      files: functions that take a path, by name.
+    """
     output = pathlib.Path(args.output) if args.output else directory
     make_directory(output)
     names = ", ".join(files)
@@ -128,7 +134,7 @@ def _segmentation(args, model, dataset, directory):
         "confusion": matrix.tolist(),
     }
     print(json.dumps(result) if args.json else _text_of_masks(result), flush=True)
-    _write(
+    write(
         args,
         directory,
         {
