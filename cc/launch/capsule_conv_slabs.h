@@ -88,6 +88,10 @@ struct Slab {
     return phase.y.taps > 0 && phase.x.taps > 0 && Image(p) > 0;
   }
   bool IsFirstOfPhase() const { return first == 0 && band.begin == 0; }
+  bool IsLastOfPhase(const Problem& p) const {
+    return first + frames == p.batch * phase.depth.out.count &&
+           band.begin + band.rows == phase.y.out.count;
+  }
 };
 
 // Whether the channels of a phase's frames are the input's frames.

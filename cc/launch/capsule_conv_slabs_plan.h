@@ -24,6 +24,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -64,16 +66,38 @@ class Slabs {
 
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
       : op_(op), p_(p), gradient_(gradient) {
-    unfolded_ = Steps::template Unfolds<T>(p, gradient);
+    const bool sums = gradient && Steps::template SumsWeights<T>(exec, p);
+    reads_windows_ = (!gradient || sums) && Steps::template ReadsWindows<T>(exec, p);
+    makes_votes_ = reads_windows_ || Steps::template MakesVotes<T>(exec, p);
+    unfolded_ = !makes_votes_ && Steps::template Unfolds<T>(p, gradient);
+    grads_image_ = gradient && Steps::template GradsImage<T>(exec, p);
+    unfolded_grad_ = grads_image_ || (gradient && Steps::template UnfoldsGrad<T>(p));
+    sums_weights_ = gradient && Steps::template SumsWeights<T>(exec, p);
     PlanSizes(exec);
-    const auto is_fast = [&](const ConvPlan& plan) {
-      return Steps::IsFast(plan.kernel);
-    };
-    if (!unfolded_) return;
     // The first slab is one of the largest, and decides for all.
-    if (error_.empty() && !convs_.empty() && convs_[0].AllOf(gradient, is_fast)) return;
-    unfolded_ = false;
+    const bool planned = error_.empty() && !convs_.empty();
+    const bool votes = planned && Steps::IsFast(convs_[0].votes.kernel) &&
+                       (!gradient || sums_weights_ ||
+                        Steps::IsFast(convs_[0].by_weights.kernel));
+    const bool image = planned && gradient &&
+                       (grads_image_ || Steps::IsFast(convs_[0].by_image.kernel));
+    if (votes >= unfolded_ && image >= unfolded_grad_) return;
+    unfolded_ = unfolded_ && votes;
+    unfolded_grad_ = unfolded_grad_ && image;
     PlanSizes(exec);
+  }
+  void Debug() const {
+    if (std::getenv("TFC_DEBUG") == nullptr || convs_.empty()) return;
+    std::fprintf(stderr,
+                 "%s slab %lld KB unfolded %d grad %d sums %d ws %.1f MB: votes %s, image "
+                 "%s, weights %s; shapes %d votes %.1f image %.1f sums %.1f transposed "
+                 "%.1f conv %.1f MB\n",
+                 op_, static_cast<long long>(slab_bytes_ >> 10), unfolded_, unfolded_grad_,
+                 sums_weights_, workspace() / 1e6, convs_[0].votes.kernel.c_str(),
+                 convs_[0].by_image.kernel.c_str(), convs_[0].by_weights.kernel.c_str(),
+                 static_cast<int>(convs_.size()), most_votes_ * sizeof(T) / 1e6,
+                 most_image_ * sizeof(T) / 1e6, most_sums_ * 4 / 1e6,
+                 most_transposed_ * 4 / 1e6, most_conv_ / 1e6);
   }
 
   const LaunchError& error() const { return error_; }
@@ -112,7 +136,9 @@ class Slabs {
     if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
     if (!writes_weights_) zero(sums, WeightsSize(p_) * sizeof(A));
     zero(a.parts, parts_ * sizeof(A));
+    bool begun = false;  // whether a slab of this phase has been read
     const auto slab_gradients = [&](const Slab& slab, const T* filter) {
+      begun = begun && !slab.IsFirstOfPhase();
       const T* const image = Image(slab, input, a);
       T* const by_image = writes_input_ ? grad_input + InputOffset(slab) : a.image;
       T* const by_weights = writes_weights_ ? grad_weights : a.weights_part;
@@ -121,18 +147,47 @@ class Slabs {
         return Steps::RouteBackward(exec, op_, p_, Places(p_, slab), grad, bias, logits,
                                     a.votes, a.parts, a.space);
       });
-      if (!slab.Reads(p_)) return error;
+      const auto finish = [&] {
+        if constexpr (Steps::kSumsWeights && std::is_same_v<T, float>) {
+          if (!sums_weights_ || !begun || !slab.IsLastOfPhase(p_)) return;
+          then([&] {
+            return Steps::FinishWeights(exec, op_, p_, slab, a.weight_sums, sums);
+          });
+        }
+      };
+      if (!slab.Reads(p_)) {
+        finish();
+        return error;
+      }
       const Convs& convs = Find(slab);
-      then([&] { return Run(exec, convs.by_weights, image, a.votes, by_weights, a); });
-      then([&] { return Run(exec, convs.by_image, a.votes, filter, by_image, a); });
-      if (!writes_weights_) {
+      if (!sums_weights_) {
+        then([&] {
+          return Run(exec, convs.by_weights, image, a.votes, by_weights, a);
+        });
+      } else if constexpr (Steps::kSumsWeights && std::is_same_v<T, float>) {
+        then([&] {
+          return Steps::SumWeights(exec, op_, p_, slab, !begun, input, a.votes,
+                                   a.image, a.weight_sums);
+        });
+        begun = true;
+        finish();
+      }
+      if (!grads_image_) {
+        then([&] { return Run(exec, convs.by_image, a.votes, filter, by_image, a); });
+      } else if constexpr (Steps::kSumsWeights && std::is_same_v<T, float>) {
+        then([&] {
+          return Steps::GradImage(exec, op_, p_, slab, a.votes, filter, by_image);
+        });
+      }
+      if (!writes_weights_ && !sums_weights_) {
         then([&] {
           return Steps::AddWeights(exec, op_, Relay(p_, slab.phase), by_weights, sums);
         });
       }
       if (!writes_input_) {
         then([&] {
-          return Steps::AddImage(exec, op_, PatchOf(slab), by_image, grad_input);
+          return Steps::AddImage(exec, op_, PatchOf(ByImage(slab)), by_image,
+                                 grad_input);
         });
       }
       return error;
@@ -157,16 +212,12 @@ class Slabs {
   struct Convs {
     capsule_conv::Problem problem;
     ConvPlan votes, by_image, by_weights;
-
-    template <typename Test>
-    bool AllOf(bool gradient, const Test& test) const {
-      return test(votes) && (!gradient || (test(by_image) && test(by_weights)));
-    }
   };
 
   // The arrays of the workspace. Arrays that are not used have no elements.
   struct Arrays {
-    T *weights, *image, *votes, *weights_part;
+    T *weights, *packed, *image, *votes, *weights_part;
+    A* weight_sums;
     A *sums, *parts, *space;
     char* conv;
     int64_t bytes;
@@ -177,10 +228,16 @@ class Slabs {
       };
       const bool gradient = s.gradient_;
       weights = take(s.relays_, T(), s.most_weights_);
-      // The gradient of the channels takes their place.
-      image = take(s.copies_ || (gradient && !s.writes_input_), T(), s.most_image_);
+      packed = take(s.makes_votes_, T(), s.most_weights_);
+      // The transposed channels take their place, and then their gradient does.
+      image = take(s.copies_ || (gradient && !s.writes_input_) || s.sums_weights_ ||
+                       s.reads_windows_,
+                   T(),
+                   std::max(s.most_image_, s.most_transposed_));
       votes = take(true, T(), s.most_votes_);
-      weights_part = take(gradient && !s.writes_weights_, T(), s.most_weights_);
+      weights_part = take(gradient && !s.writes_weights_ && !s.sums_weights_, T(),
+                          s.most_weights_);
+      weight_sums = take(s.sums_weights_, A(), s.most_sums_);
       sums = take(gradient && !s.writes_weights_ && !SumsAreResult(), A(),
                   WeightsSize(s.p_));
       parts = take(gradient, A(), s.parts_);
@@ -216,7 +273,7 @@ class Slabs {
   // slabs' own arrays no longer dominate it.
   void PlanSizes(const Exec& exec) {
     constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
-    for (slab_bytes_ = Steps::kSlabBytes;; slab_bytes_ /= 2) {
+    for (slab_bytes_ = Steps::SlabBytes();; slab_bytes_ -= slab_bytes_ / 8) {
       const bool smallest = PlanConvs(exec);
       if (!error_.empty() || smallest || workspace() <= kMostBytes ||
           SlabBytes() <= kFewBytes) {
@@ -230,6 +287,7 @@ class Slabs {
   bool PlanConvs(const Exec& exec) {
     convs_.clear();
     most_votes_ = most_image_ = most_weights_ = most_conv_ = 0;
+    most_transposed_ = most_sums_ = 0;
     copies_ = relays_ = false;
     bool smallest = true, whole = !p_.transposed, all_weights = true;
     int64_t slabs = 0;
@@ -243,19 +301,33 @@ class Slabs {
       copies_ = copies_ || Copies(slab);
       relays_ = relays_ || Relays(relay);
       all_weights = all_weights && relay.elements() == WeightsSize(p_);
-      most_image_ = std::max(most_image_, slab.Image(p_));
+      most_image_ = std::max({most_image_, Copies(slab) && !reads_windows_ ? slab.Image(p_) : 0,
+                              gradient_ ? ByImage(slab).Image(p_) : 0});
+      if constexpr (Steps::kSumsWeights) {
+        if (reads_windows_) {
+          most_image_ = std::max(most_image_, Steps::PaddedImage(p_, slab));
+        }
+        if (sums_weights_) {
+          const auto [transposed, sums] = Steps::WeightSizes(exec, p_, slab);
+          most_transposed_ = std::max(most_transposed_, transposed);
+          most_sums_ = std::max(most_sums_, sums);
+        }
+      }
       most_weights_ = std::max(most_weights_, relay.elements());
       const capsule_conv::Problem conv = ConvOf(p_, slab);
-      return Search(conv) != nullptr ? LaunchError() : PlanConv(exec, conv);
+      return Search(conv) != nullptr ? LaunchError()
+                                     : PlanConv(exec, conv, ConvOf(p_, ByImage(slab)));
     });
-    writes_input_ = !copies_ && whole;
-    writes_weights_ = !relays_ && whole && all_weights && slabs == 1;
+    writes_input_ = !copies_ && !unfolded_grad_ && whole;
+    writes_weights_ =
+        !relays_ && whole && all_weights && slabs == 1 && !sums_weights_;
     space_ = Steps::template Space<T>(exec, p_, gradient_);
     parts_ = gradient_ ? Steps::template Parts<T>(exec, p_) : 0;
     return smallest;
   }
 
-  LaunchError PlanConv(const Exec& exec, const capsule_conv::Problem& problem) {
+  LaunchError PlanConv(const Exec& exec, const capsule_conv::Problem& problem,
+                       const capsule_conv::Problem& by_image) {
     using namespace capsule_conv;  // NOLINT: its planners
     LaunchError error;
     const auto kept = [&](const ConvPlan& plan) {
@@ -263,10 +335,15 @@ class Slabs {
       most_conv_ = std::max(most_conv_, plan.workspace);
       return plan;
     };
-    Convs convs{problem, kept(PlanForward<T>(exec, problem)), {}, {}};
+    Convs convs{problem, {}, {}, {}};
+    if (!makes_votes_) convs.votes = kept(PlanForward<T>(exec, problem));
     if (gradient_) {
-      convs.by_image = kept(PlanBackpropInput<T>(exec, problem));
-      convs.by_weights = kept(PlanBackpropWeights<T>(exec, problem));
+      if (!grads_image_) {
+        convs.by_image = kept(PlanBackpropInput<T>(exec, by_image));
+      }
+      if (!sums_weights_) {
+        convs.by_weights = kept(PlanBackpropWeights<T>(exec, problem));
+      }
     }
     convs_.push_back(convs);
     return error;
@@ -291,21 +368,40 @@ class Slabs {
   }
 
   Patch PatchOf(const Slab& slab) const { return {p_, slab}; }
+  // The slab as the gradient of its image sees it.
+  Slab ByImage(Slab slab) const {
+    slab.unfolded = unfolded_grad_;
+    return slab;
+  }
 
   // Calls visit(slab, filter) for each slab, with the weights of its convolution.
   template <typename Visit>
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
     bool relaid = false;  // whether those of this phase are copied
+    bool packed = false;
+    const auto packing = [&](const Slab& slab, const T* filter) {
+      LaunchError error;
+      if constexpr (Steps::kSumsWeights && std::is_same_v<T, float>) {
+        if (makes_votes_ && !packed) {
+          error = reads_windows_
+                      ? Steps::PackWindows(exec, op_, p_, slab, filter, a.packed)
+                      : Steps::PackVotes(exec, op_, p_, slab, filter, a.packed);
+        }
+        packed = true;
+      }
+      return error.empty() ? visit(slab, filter) : error;
+    };
     return ForEachSlab(p_, sizeof(T), slab_bytes_, unfolded_, [&](const Slab& slab) {
       const Relay relay(p_, slab.phase);
       relaid = relaid && !slab.IsFirstOfPhase();
+      packed = packed && !slab.IsFirstOfPhase();
       if (!slab.Reads(p_)) return visit(slab, weights);
-      if (!Relays(relay)) return visit(slab, weights + relay.From(0) * relay.matrix);
+      if (!Relays(relay)) return packing(slab, weights + relay.From(0) * relay.matrix);
       LaunchError error;
       if (!relaid) error = Steps::CopyWeights(exec, op_, relay, weights, a.weights);
       relaid = true;
-      return error.empty() ? visit(slab, a.weights) : error;
+      return error.empty() ? packing(slab, a.weights) : error;
     });
   }
 
@@ -318,17 +414,29 @@ class Slabs {
     if (!slab.Reads(p_)) {
       return Steps::Zero(exec, op_, a.votes, slab.Votes(p_) * sizeof(T));
     }
+    if constexpr (Steps::kSumsWeights && std::is_same_v<T, float>) {
+      if (reads_windows_) {
+        return Steps::MakeWindowVotes(exec, op_, p_, slab, input, a.packed, a.image,
+                                      a.votes);
+      }
+    }
     LaunchError error;
     if (Copies(slab)) {
       error = Steps::CopyImage(exec, op_, PatchOf(slab), input, a.image);
     }
     if (!error.empty()) return error;
+    if constexpr (Steps::kSumsWeights && std::is_same_v<T, float>) {
+      if (makes_votes_) {
+        return Steps::MakeVotes(exec, op_, p_, slab, image, a.packed, a.votes);
+      }
+    }
     return Run(exec, Find(slab).votes, image, filter, a.votes, a);
   }
 
   const char* op_;
   Problem p_;
-  bool gradient_, unfolded_;
+  bool gradient_, unfolded_, unfolded_grad_, sums_weights_, grads_image_, makes_votes_,
+      reads_windows_;
   int64_t slab_bytes_;
   std::vector<Convs> convs_;
   LaunchError error_;
@@ -336,6 +444,7 @@ class Slabs {
   // parts of the results, so that they need not be added.
   bool copies_, relays_, writes_input_, writes_weights_;
   int64_t most_votes_, most_image_, most_weights_, most_conv_, space_, parts_;
+  int64_t most_transposed_, most_sums_;
 };
 
 // Returns a plan that runs slabs, or their error.
@@ -358,6 +467,7 @@ ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
   }
   const auto slabs =
       std::make_shared<const Slabs<Steps, T>>(exec, Forward::kName, p, false);
+  slabs->Debug();
   return PlanSlabs<Plan>(
       *slabs, [slabs](auto... arguments) { return slabs->Forward(arguments...); });
 }
@@ -385,6 +495,7 @@ BackwardPlan<typename Steps::Exec, T> PlanBackwardBySlabs(
   }
   const auto slabs =
       std::make_shared<const Slabs<Steps, T>>(exec, Backward::kName, p, true);
+  slabs->Debug();
   return PlanSlabs<Plan>(
       *slabs, [slabs](auto... arguments) { return slabs->Backward(arguments...); });
 }

@@ -37,10 +37,31 @@ int64_t Cost(const Problem& p, int64_t pixels) {
 // Implements a device of capsule_conv_slabs_plan.h.
 struct CpuSteps {
   using Exec = CpuExec;
-  static constexpr int64_t kSlabBytes = 2 << 20;
+  static constexpr bool kSumsWeights = false;
+  static int64_t SlabBytes() { return 2 << 20; }
 
   template <typename T>
   static bool Unfolds(const Problem&, bool) {
+    return false;
+  }
+  template <typename T>
+  static bool UnfoldsGrad(const Problem&) {
+    return false;
+  }
+  template <typename T>
+  static bool SumsWeights(const CpuExec&, const Problem&) {
+    return false;
+  }
+  template <typename T>
+  static bool ReadsWindows(const CpuExec&, const Problem&) {
+    return false;
+  }
+  template <typename T>
+  static bool MakesVotes(const CpuExec&, const Problem&) {
+    return false;
+  }
+  template <typename T>
+  static bool GradsImage(const CpuExec&, const Problem&) {
     return false;
   }
   static bool IsFast(const std::string&) { return false; }

@@ -7,7 +7,9 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <type_traits>
 
@@ -15,7 +17,10 @@
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/paths.h"
 #include "cuda/capsule_conv_routing/slabs/copies.h"
+#include "cuda/capsule_conv_routing/slabs/image.h"
 #include "cuda/capsule_conv_routing/slabs/pixels.h"
+#include "cuda/capsule_conv_routing/slabs/weights.h"
+#include "cuda/capsule_conv_routing/slabs/windows.h"
 
 namespace capsops::capsule_conv_routing::slabs {
 
@@ -78,8 +83,12 @@ void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
       z->quads = 0;
       continue;
     }
+    int most = LaneBlocks(z->lane_types, quads, gradient);
+    if (const char* const wanted = std::getenv("TFC_BLOCKS"); wanted != nullptr) {
+      most = std::min(most, std::atoi(wanted));
+    }
     const int64_t resident =
-        std::min<int64_t>(gradient ? 3 : 4, device.processor_shared / (shared + 1024));
+        std::min<int64_t>(most, device.processor_shared / (shared + 1024));
     z->blocks = static_cast<int>(std::max<int64_t>(resident, 1) * device.processors);
     return;
   }
@@ -138,7 +147,11 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
 // Implements a device of capsule_conv_slabs_plan.h.
 struct GpuSteps {
   using Exec = GpuExec;
-  static constexpr int64_t kSlabBytes = 16 << 20;
+  static constexpr bool kSumsWeights = true;
+  static int64_t SlabBytes() {
+    const char* const megabytes = std::getenv("TFC_SLAB");
+    return int64_t{megabytes == nullptr ? 16 : std::atoi(megabytes)} << 20;
+  }
 
   // Transposed windows and the gradients of strided ones gain more than the copies cost
   // (docs/notebook/slim_capsules.md). "tma" needs full tiles of columns. The gradients
@@ -146,11 +159,78 @@ struct GpuSteps {
   template <typename T>
   static bool Unfolds(const Problem& p, bool gradient) {
     constexpr int kTileColumns = 128;
+    const char* const wanted = std::getenv("TFC_VOTES");
+    if (wanted != nullptr && wanted[0] != 'r') {
+      return wanted[0] == '1' && std::is_same_v<T, float> && p.shared_weights &&
+             p.types > 0;
+    }
     const int64_t stride = std::max({p.stride_depth, p.stride_height, p.stride_width});
     return std::is_same_v<T, float> && (p.transposed || (gradient && stride > 1)) &&
            p.shared_weights && p.types > 0 && Columns(p) % kTileColumns == 0;
   }
+  template <typename T>
+  static bool UnfoldsGrad(const Problem& p) {
+    const char* const wanted = std::getenv("TFC_DX");
+    if (wanted != nullptr && wanted[0] != 'r') {
+      return wanted[0] == '1' && std::is_same_v<T, float> && p.shared_weights &&
+             p.types > 0;
+    }
+    return Unfolds<T>(p, true);
+  }
   static bool IsFast(const std::string& kernel) { return kernel == "tma"; }
+
+  template <typename T>
+  static bool SumsWeights(const GpuExec& exec, const Problem& p) {
+    return std::is_same_v<T, float> && slabs::SumsWeights(exec, p);
+  }
+  template <typename T>
+  static bool GradsImage(const GpuExec& exec, const Problem& p) {
+    return std::is_same_v<T, float> && slabs::GradsImage(exec, p);
+  }
+  template <typename... Arguments>
+  static LaunchError GradImage(const Arguments&... arguments) {
+    return slabs::GradImage(arguments...);
+  }
+  template <typename T>
+  static bool MakesVotes(const GpuExec& exec, const Problem& p) {
+    return std::is_same_v<T, float> && slabs::MakesVotes(exec, p);
+  }
+  template <typename... Arguments>
+  static LaunchError PackVotes(const Arguments&... arguments) {
+    return slabs::PackVotes(arguments...);
+  }
+  template <typename... Arguments>
+  static LaunchError MakeVotes(const Arguments&... arguments) {
+    return slabs::MakeVotes(arguments...);
+  }
+  template <typename T>
+  static bool ReadsWindows(const GpuExec& exec, const Problem& p) {
+    return std::is_same_v<T, float> && slabs::ReadsWindows(exec, p);
+  }
+  static int64_t PaddedImage(const Problem& p, const Slab& slab) {
+    return slabs::PaddedImage(p, slab);
+  }
+  template <typename... Arguments>
+  static LaunchError PackWindows(const Arguments&... arguments) {
+    return slabs::PackWindows(arguments...);
+  }
+  template <typename... Arguments>
+  static LaunchError MakeWindowVotes(const Arguments&... arguments) {
+    return slabs::MakeWindowVotes(arguments...);
+  }
+  static std::array<int64_t, 2> WeightSizes(const GpuExec& exec, const Problem& p,
+                                            const Slab& slab) {
+    const WeightSums w(p, slab, exec.device.processors);
+    return {w.transposed(), w.part_bytes() / int64_t{sizeof(float)}};
+  }
+  template <typename... Arguments>
+  static LaunchError SumWeights(const Arguments&... arguments) {
+    return slabs::SumWeights(arguments...);
+  }
+  template <typename... Arguments>
+  static LaunchError FinishWeights(const Arguments&... arguments) {
+    return slabs::FinishWeights(arguments...);
+  }
 
   static LaunchError Zero(const GpuExec& exec, const char* op, void* data,
                           int64_t bytes) {
