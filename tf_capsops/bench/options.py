@@ -27,6 +27,7 @@ LAYERS = (
     *("PoseCaps", "ConvCaps2D", "ConvCaps1D", "ConvCaps3D", "ClassCaps", "DenseCaps"),
     *("HighOrderConv2D", "HighOrderConv1D"),
     *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),
+    *("InqConv1D", "InqConv3D", "InqConv2DTranspose", "InqConv3DTranspose"),
 )
 
 
@@ -160,7 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.positive_int,
         nargs="+",
         metavar="N",
-        help="images in a batch (default: the network's usual batch)",
+        help="images in a batch, also of layers (default: the network's usual batch)",
     )
     group.add_argument(
         "--image-size",
@@ -191,6 +192,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(LAYERS),
         help="the layers to time (default: all)",
+    )
+    group.add_argument(
+        "--bits",
+        type=int,
+        choices=range(2, 9),
+        help="also time each layer with its weights in codes of so many bits",
     )
 
 

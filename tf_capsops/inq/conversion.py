@@ -7,11 +7,13 @@ import warnings
 import keras
 
 from tf_capsops.codes import checked_bits
+from tf_capsops.inq.kernels import layers_in
 from tf_capsops.inq.reporting import LayerReport, Report
 from tf_capsops.inq.twins import twin
-from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.layers.coded import holds_codes
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.p_capsnet import PCapsNet
+from tf_capsops.models.segmenter import Segmenter
 
 
 def convert(model, bits=None):
@@ -19,16 +21,17 @@ def convert(model, bits=None):
 
     A layer is finished if its kernel's weights are all zero or powers of two of one
     code book, as after the last step of `tf_capsops.inq.IncrementalQuantization`.
-    `Conv2D` becomes `tf_capsops.layers.InqConv2D`, `Dense` becomes `InqDense`,
-    `DepthwiseConv2D` becomes `InqDepthwiseConv2D`, `SeparableConv2D` a model of
-    `InqDepthwiseConv2D` and a 1x1 `InqConv2D`, and `PrimaryCaps` a model of `InqConv2D`
-    and the squash that follows, all by the same names.
+    The layers of this package stay of their kind: those with a kernel take `bits`, as
+    does the convolution of `PrimaryCaps` and `PoseCaps`. `Conv2D` becomes
+    `tf_capsops.layers.InqConv2D`, and likewise `Conv1D`, `Conv3D`, `Conv2DTranspose`,
+    `Conv3DTranspose`, `Dense` and `DepthwiseConv2D`; `SeparableConv2D` becomes a model
+    of `InqDepthwiseConv2D` and a 1x1 `InqConv2D`. All keep their names.
 
     Other layers keep their weights: those that are not finished; kinds that no layer
-    with codes can replace, such as `Conv1D`, `Conv2DTranspose`, `CapsuleConv2D` and
-    `DigitCaps`; convolutions with several groups or with channels first; and layers
-    inside a layer of another kind. A warning names those of them that have a kernel,
-    and `tf_capsops.inq.report` lists all layers with the reasons.
+    with codes can replace, such as `LSTM`; a `Conv2D` with several groups or with
+    channels first; and layers inside a layer of another kind. A warning names those of
+    them that have a kernel, and `tf_capsops.inq.report` lists all layers with the
+    reasons.
 
     Operations between layers, such as `a + b` or `keras.ops.relu`, stay as they are,
     and a layer that is used several times is one layer in the copy, too.
@@ -38,7 +41,8 @@ def convert(model, bits=None):
 
     Args:
       model: A `Sequential` or functional model that has been built, or a
-        `tf_capsops.models.CapsNet`. Models inside it are converted too.
+        `tf_capsops.models.CapsNet`, `SegCaps` or `UCaps3D`. Models inside it are
+        converted too.
       bits: Bits of a weight, 2 to 8; a layer that needs more stays as it is. None for
         the fewest, at most 8, that hold the layer's weights.
 
@@ -74,7 +78,7 @@ def convert(model, bits=None):
         if _is_taken_apart(layer):
             return _cloned(layer, clone)
         of_layer = reports.get(id(layer))
-        if of_layer and of_layer.bits and not isinstance(layer, InqLayer):
+        if of_layer and of_layer.bits and not any(map(holds_codes, layers_in(layer))):
             copy, fill = twin(layer, of_layer.bits)
         else:
             copy, fill = _copied(layer)
@@ -134,9 +138,9 @@ def _checked(owner, model, bits):
 
 
 def _is_taken_apart(layer):
-    """Whether cloning goes into a layer: a Sequential or functional model."""
+    """Whether cloning goes into a layer: a model of layers, or of such models."""
     is_functional = isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
-    return is_functional or isinstance(layer, keras.Sequential)
+    return is_functional or isinstance(layer, (keras.Sequential, Segmenter))
 
 
 def _reports(model, bits):
@@ -162,6 +166,12 @@ def _cloned(model, clone):
                 "keras.saving.register_keras_serializable(), or convert the model "
                 "before you compile it"
             ) from error
+    if isinstance(model, Segmenter):
+        parts = {"network": clone(model.network), "decoder": clone(model.decoder)}
+        result = type(model)(**{**model.get_config(), **parts})
+        if model.compiled:
+            result.compile_from_config(model.get_compile_config())
+        return result
     result = keras.models.clone_model(model, clone_function=clone)
     if isinstance(model, PCapsNet):
         result.__class__ = PCapsNet  # Keras has made a plain Sequential of it

@@ -9,7 +9,8 @@ import numpy as np
 
 from tf_capsops import layers
 from tf_capsops.inq.kernels import kernels, layers_and_kernels
-from tf_capsops.ops.squash import squash
+from tf_capsops.layers.coded import Coded
+from tf_capsops.layers.convolving import Convolving
 
 
 def bits_or_why_not(layer, bits):
@@ -22,20 +23,19 @@ def bits_or_why_not(layer, bits):
     Returns:
       Bits of a weight and None, or None and a phrase.
     """
-    kind = type(layer).__name__
-    data_format = getattr(layer, "data_format", "channels_last")
-    if type(layer) is layers.PrimaryCaps:
-        layer = layer.conv
-    if not layers_and_kernels(layer):
+    of_layer = layers_and_kernels(layer)
+    if not of_layer:
         return None, "it has no kernel"
-    if type(layer) not in _TWINS:
-        return None, f"no layer holds codes for {kind}"
-    if getattr(layer, "groups", 1) != 1:
-        return None, f"groups is {layer.groups}: InqConv2D has no groups"
-    if data_format != "channels_last":
-        return None, f"data_format is {data_format}: codes need channels_last"
+    if not _kind_with_bits(layer) and type(layer) not in _TWINS:
+        return None, f"no layer holds codes for {type(layer).__name__}"
+    if type(layer) in _TWINS:
+        if getattr(layer, "groups", 1) != 1:
+            return None, f"groups is {layer.groups}: InqConv2D has no groups"
+        data_format = getattr(layer, "data_format", "channels_last")
+        if data_format != "channels_last":
+            return None, f"data_format is {data_format}: codes need channels_last"
     fewest = 2
-    for kernel in kernels(layer):
+    for _, kernel in of_layer:
         unfinished, needed = _unfinished_and_bits(kernel)
         if unfinished:
             weights = math.prod(kernel.shape)
@@ -51,9 +51,8 @@ def bits_or_why_not(layer, bits):
 
 def twin_kind(layer):
     """The class that holds the codes of a layer once `twin` has replaced it."""
-    if type(layer) is layers.PrimaryCaps:
-        layer = layer.conv
-    return _TWINS[type(layer)][1] if type(layer) in _TWINS else type(layer).__name__
+    kind = _kind_with_bits(layer) or type(layer)
+    return _TWINS[kind][1] if kind in _TWINS else kind.__name__
 
 
 def twin(layer, bits):
@@ -62,17 +61,12 @@ def twin(layer, bits):
     Returns:
       The layer, and a function that gives it the weights once it has been built.
     """
-    if type(layer) is layers.PrimaryCaps:
-        conv, fill = twin(layer.conv, bits)
-        policy = layer.dtype_policy
-        capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
-        squashed = keras.layers.Activation(
-            squash,
-            activity_regularizer=layer.activity_regularizer,
-            dtype=policy,
-            name="squash",
-        )
-        return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
+    kind = _kind_with_bits(layer)
+    if kind:
+        result = kind.from_config({**layer.get_config(), "bits": bits})
+        if isinstance(layer, Convolving):
+            return result, lambda: _fill(result.conv, layer.conv)
+        return result, lambda: _fill(result, layer)
     make, _ = _TWINS[type(layer)]
     result, holders_and_kernels = make(layer, bits)
 
@@ -83,6 +77,25 @@ def twin(layer, bits):
                 holder.bias.assign(layer.bias)
 
     return result, fill
+
+
+def _kind_with_bits(layer):
+    """The class that a layer keeps, or whose config is the same, and that takes bits.
+
+    None if there is none, as for a subclass of somebody else's.
+    """
+    kind = _KINDS.get(type(layer), type(layer))
+    is_ours = kind.__module__.startswith(f"{__package__.partition('.')[0]}.")
+    return kind if is_ours and issubclass(kind, (Coded, Convolving)) else None
+
+
+def _fill(coded, layer):
+    """Gives a layer that holds codes the weights of one that has a kernel."""
+    coded.set_kernel(layer.kernel.numpy())
+    others = {each.name: each for each in layer.weights}
+    for variable in coded.weights:
+        if variable.name in others:
+            variable.assign(others[variable.name])
 
 
 def _dense(layer, bits):
@@ -128,6 +141,13 @@ def _separable_conv(layer, bits):
     result = keras.Sequential([depthwise, pointwise], name=layer.name)
     return result, [*first, (pointwise, layer.pointwise_kernel)]
 
+
+_KINDS = {
+    keras.layers.Conv1D: layers.InqConv1D,
+    keras.layers.Conv3D: layers.InqConv3D,
+    keras.layers.Conv2DTranspose: layers.InqConv2DTranspose,
+    keras.layers.Conv3DTranspose: layers.InqConv3DTranspose,
+}
 
 # How to make the layers that replace one of a kind, and what the report calls them.
 _TWINS = {

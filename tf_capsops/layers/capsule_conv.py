@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.window import (
     IMAGE,
@@ -31,7 +32,7 @@ from tf_capsops.registered import registered
 keras.saving.register_keras_serializable("tf_capsops")(squash)
 
 
-class CapsuleConv(keras.layers.Layer):
+class CapsuleConv(Coded):
     """The base of layers that convolve capsules along any axes.
 
     A subclass has `axes`, what the axes are called that its window slides along, and

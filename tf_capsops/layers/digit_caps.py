@@ -17,6 +17,7 @@ from tf_capsops.arguments import (
     known_shape,
     positive_int,
 )
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import RoutedNormal
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built, weights_by_name
@@ -30,7 +31,7 @@ from tf_capsops.shapes import dimensions
 
 
 @registered
-class DigitCaps(keras.layers.Layer):
+class DigitCaps(Coded):
     """Fully connected capsules: each input predicts each output, and routing weighs.
 
     Section 2 and procedure 1 of Sabour et al. (2017), by the op

@@ -12,6 +12,7 @@ from tf_capsops.arguments import (
     positive_int,
     positive_pair,
 )
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.data_format import (
     channels_axis,
     checked_data_format,
@@ -25,7 +26,7 @@ from tf_capsops.shapes import joined, sizes
 
 
 @registered
-class HighOrderConv2D(keras.layers.Layer):
+class HighOrderConv2D(Coded):
     """Filters every pixel with weights that a convolution of the image generates.
 
     First a convolution, the generator, looks around each pixel and computes KH x KW

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built
 from tf_capsops.ops.capsule_conv import capsule_conv2d
@@ -18,7 +19,7 @@ from tf_capsops.routing.rule import copy_of
 from tf_capsops.shapes import dimensions
 
 
-class Routed(keras.layers.Layer):
+class Routed(Coded):
     """A layer of pose matrices and a rule; the base of `ConvCaps2D` and its like.
 
     A subclass has `children`, which makes the first three arguments of

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, int_between, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.window import (
@@ -27,7 +28,7 @@ from tf_capsops.registered import registered
 _GAIN = 1.5  # Length of the first sums of votes, relative to the children's.
 
 
-class SlimCaps(keras.layers.Layer):
+class SlimCaps(Coded):
     """The base of slim capsules along any axes.
 
     A subclass sets `axes`, the names of its spatial axes.
