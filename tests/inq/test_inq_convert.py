@@ -185,7 +185,7 @@ def test_capsules(tmp_path):
     assert all(each.bits == 4 for each in inq.report(converted))
     found = {type(each).__name__ for each in inq.kernels.layers_in(converted)}
     assert {"InqConv2D", "InqDense", "DigitCaps"} <= found
-    assert not {"Conv2D", "Dense"} & found
+    assert not {"Conv2D", "Dense", "PrimaryCaps"} & found
     images = tf.abs(_images(3, 8, 8, 1))
     assert_same(model, converted, images)
     converted.save(tmp_path / "codes.keras")

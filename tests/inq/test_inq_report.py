@@ -43,7 +43,7 @@ def test_numbers_of_each_layer():
         "separable": ("InqDepthwiseConv2D, InqConv2D", 5, 72 + 48, 4 * (120 + 6)),
         "norm": (None, None, 0, 4 * 24),
         "depthwise": ("InqDepthwiseConv2D", 5, 54, 4 * 54),
-        "primary": ("PrimaryCaps", 5, 9 * 6 * 8, 4 * (9 * 6 * 8 + 8)),
+        "primary": ("InqConv2D", 5, 9 * 6 * 8, 4 * (9 * 6 * 8 + 8)),
         "line": (None, None, 2 * 4 * 3, 4 * (24 + 3)),
     }
     after = {name: each.bytes_after for name, each in found.items()}

@@ -22,7 +22,9 @@ def convert(model, bits=None):
     A layer is finished if its kernel's weights are all zero or powers of two of one
     code book, as after the last step of `tf_capsops.inq.IncrementalQuantization`.
     The layers of this package stay of their kind: those with a kernel take `bits`, as
-    does the convolution of `PrimaryCaps` and `PoseCaps`. `Conv2D` becomes
+    does the convolution of `PoseCaps`. `PrimaryCaps` becomes a model of `InqConv2D` and
+    the squash that follows, unless it has `flatten=False` or channels first. `Conv2D`
+    becomes
     `tf_capsops.layers.InqConv2D`, and likewise `Conv1D`, `Conv3D`, `Conv2DTranspose`,
     `Conv3DTranspose`, `Dense` and `DepthwiseConv2D`; `SeparableConv2D` becomes a model
     of `InqDepthwiseConv2D` and a 1x1 `InqConv2D`. All keep their names.

@@ -11,6 +11,7 @@ from tf_capsops import layers
 from tf_capsops.inq.kernels import kernels, layers_and_kernels
 from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.convolving import Convolving
+from tf_capsops.ops.squash import squash
 
 
 def bits_or_why_not(layer, bits):
@@ -51,6 +52,8 @@ def bits_or_why_not(layer, bits):
 
 def twin_kind(layer):
     """The class that holds the codes of a layer once `twin` has replaced it."""
+    if _is_taken_apart(layer):
+        layer = layer.conv
     kind = _kind_with_bits(layer) or type(layer)
     return _TWINS[kind][1] if kind in _TWINS else kind.__name__
 
@@ -61,6 +64,17 @@ def twin(layer, bits):
     Returns:
       The layer, and a function that gives it the weights once it has been built.
     """
+    if _is_taken_apart(layer):
+        conv, fill = twin(layer.conv, bits)
+        policy = layer.dtype_policy
+        capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
+        squashed = keras.layers.Activation(
+            squash,
+            activity_regularizer=layer.activity_regularizer,
+            dtype=policy,
+            name="squash",
+        )
+        return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
     kind = _kind_with_bits(layer)
     if kind:
         result = kind.from_config({**layer.get_config(), "bits": bits})
@@ -77,6 +91,15 @@ def twin(layer, bits):
                 holder.bias.assign(layer.bias)
 
     return result, fill
+
+
+def _is_taken_apart(layer):
+    """Whether a `PrimaryCaps` becomes the model that it became in earlier releases.
+
+    Otherwise the weights that they saved of converted models would not load.
+    """
+    is_primary = type(layer) is layers.PrimaryCaps and layer.flatten
+    return is_primary and layer.data_format == "channels_last"
 
 
 def _kind_with_bits(layer):
