@@ -82,10 +82,12 @@ def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     assert wrong == report["wrong_after"] == report["steps"][-1]["wrong_after_training"]
     with_codes = _evaluate(run / "codes.keras", capsys)
     assert with_codes["wrong"] == report["wrong_with_codes"]
-    # Of p_capsnet no layer is converted, and its file holds nothing but layers.
-    files = report["bytes_of_file"]
+    files, memory = report["bytes_of_file"], report["bytes_in_memory"]
     assert files["codes"] == (run / "codes.keras").stat().st_size
-    assert files["codes"] < (0.5 if name == "capsnet" else 1.01) * files["float"]
+    assert files["codes"] < 0.5 * files["float"]
+    saved = keras.saving.load_model(run / "codes.keras").weights
+    assert memory["codes"] == sum(each.numpy().nbytes for each in saved)
+    assert memory["codes"] < weights + 0.1 * memory["float"]
 
 
 def test_all_layers_of_capsules_hold_codes(runs):
@@ -173,6 +175,7 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
         f"model.keras: {_size(run / 'model.keras')} bytes with the optimizer's state, "
         f"{_size(_without_optimizer(run))} without it\n"
         f"codes.keras: {_size(run / 'codes.keras')} bytes without an optimizer, with",
+        f"all weights in memory: {180 + 2 * 8 + 4 * 7} bytes with codes, 748 without\n",
     ):
         assert line in printed
     # The layers' bytes are 36 weights and 4 biases, and 144 and 3.

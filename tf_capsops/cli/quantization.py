@@ -3,6 +3,7 @@
 """Quantizes a trained model: what `tf-capsops quantize` does."""
 
 import dataclasses
+import math
 import pathlib
 import sys
 import tempfile
@@ -181,6 +182,10 @@ def _finish(model, dataset, directory, steps, clock, before, report):
         "float32": 4 * sum(counts),
         "packed": sum(-(-count * steps.bits // 8) for count in counts),
     }
+    report["bytes_in_memory"] = {
+        "float": _bytes_in_memory(bare),
+        "codes": _bytes_in_memory(with_codes),
+    }
     for key, name in {"model": runs.MODEL, "codes": CODES}.items():
         report["bytes_of_file"][key] = (directory / name).stat().st_size
     report["layers"] = [dataclasses.asdict(each) for each in layers]
@@ -302,14 +307,21 @@ def file_size(model):
         return path.stat().st_size
 
 
+def _bytes_in_memory(model):
+    return sum(math.prod(v.shape) * v.value.dtype.size for v in model.weights)
+
+
 def sizes(report):
-    """Three lines about the sizes in a report."""
+    """Four lines about the sizes in a report."""
     weights, files = report["bytes_of_weights"], report["bytes_of_file"]
+    memory = report["bytes_in_memory"]
     return (
         f"{report['weights']:,} quantized weights: {weights['float32']:,} bytes as "
         f"float32, {weights['packed']:,} packed ({report['bits']} bits each)\n"
         f"model.keras: {files['model']:,} bytes with the optimizer's state, "
         f"{files['float']:,} without it\n"
-        f"codes.keras: {files['codes']:,} bytes without an optimizer, with codes where "
-        "an operator takes them"
+        f"codes.keras: {files['codes']:,} bytes without an optimizer, with codes: "
+        f"{files['codes'] / files['float']:.1%} of that\n"
+        f"all weights in memory: {memory['codes']:,} bytes with codes, "
+        f"{memory['float']:,} without"
     )

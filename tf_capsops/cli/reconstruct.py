@@ -3,7 +3,7 @@
 """Draws pictures of a network's routing as PNG files, and of what a capsnet decodes.
 
 They show routing coefficients, and for a capsnet reconstructions and perturbations of
-each dimension of a capsule.
+each dimension of a capsule. Of a capsnet that holds codes they show reconstructions.
 """
 
 import functools
@@ -54,17 +54,19 @@ def run(args):
         args.model, args.data, skip_broken=args.skip_broken
     )
     draws, routes = isinstance(model, Autoencoder), _routes(model)
-    if not (draws or routes):
+    redraws = draws or _redraws(model)
+    if not (redraws or routes):
         raise CommandError(
             f"the {model.name} in {directory} has no decoder to reconstruct images, "
             "and no routing to draw: give another network"
         )
     output = pathlib.Path(args.output) if args.output else directory
     pictures = {}
-    if draws:
+    if redraws:
         pictures["reconstructions"] = functools.partial(
             figures.reconstructions, count=args.images
         )
+    if draws:
         pictures["perturbations"] = figures.perturbations
     if routes:
         pictures["coefficients"] = figures.coefficients
@@ -78,6 +80,12 @@ def run(args):
             draw(model, dataset, partial)
             print(_keep(partial, output, stem))
     return 0
+
+
+def _redraws(model):
+    """Whether a model gives reconstructions, as a `CapsNet` that holds codes does."""
+    outputs = getattr(model, "output", None)
+    return isinstance(outputs, dict) and "reconstruction" in outputs
 
 
 def _routes(model):
