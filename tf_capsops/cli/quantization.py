@@ -15,7 +15,7 @@ from tf_capsops import data, inq
 from tf_capsops.cli import callbacks, evaluation, networks, pipeline, runs, train
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
-from tf_capsops.inq.kernels import layers_and_kernels
+from tf_capsops.inq.kernels import channel_axes, layers_and_kernels
 
 CODES = "codes.keras"
 REPORT = "report.json"
@@ -45,10 +45,10 @@ def run(args):
     distortion = trained["distortion"]
     with reported(ValueError):
         steps = inq.IncrementalQuantization(
-            model, args.bits, fractions, epochs_per_step
+            model, args.bits, fractions, epochs_per_step, args.per_channel
         )
     with reported(Exception):  # whatever a model of somebody else's may raise
-        rounded, float_bytes = rehearsed(model, args.bits)
+        rounded, float_bytes = rehearsed(model, args.bits, args.per_channel)
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
     batches = -(-len(dataset.train) // batch_size)
@@ -61,6 +61,7 @@ def run(args):
         **_recipe(source, args, repeatable["seed"]),
         "source": str(source.resolve()),
         "bits": args.bits,
+        "per_channel": args.per_channel,
         "steps": fractions,
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
@@ -171,8 +172,8 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     """Converts the quantized model, measures, adds to the report, and prints it."""
     after = Accuracy.of(model, dataset)
     bare = bare_copy(model)
-    layers = inq.report(bare, steps.bits)
-    with_codes = converted(bare, steps.bits)
+    layers = inq.report(bare, steps.bits, steps.per_channel)
+    with_codes = converted(bare, steps.bits, steps.per_channel)
     with_codes.save(directory / CODES)
     counts = [each.mask.size for each in steps.kernels]
     report["wrong_after"] = after.wrong
@@ -265,7 +266,7 @@ def recompile(model, learning_rate, steps):
     model.compile_from_config({**model.get_compile_config(), "optimizer": optimizer})
 
 
-def rehearsed(model, bits):
+def rehearsed(model, bits, per_channel):
     """Does with a copy what is done after training, to see whether it can be done.
 
     Returns:
@@ -276,20 +277,21 @@ def rehearsed(model, bits):
       ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
     """
     copy = bare_copy(model)
-    for _, kernel in layers_and_kernels(copy):
-        kernel.assign(inq.quantize(kernel, bits))
-    file_size(converted(copy, bits))
+    for layer, kernel in layers_and_kernels(copy):
+        axes = channel_axes(layer, kernel) if per_channel else ()
+        kernel.assign(inq.quantize(kernel, bits, axes=axes))
+    file_size(converted(copy, bits, per_channel))
     return copy, file_size(copy)
 
 
-def converted(model, bits):
+def converted(model, bits, per_channel):
     """What `tf_capsops.inq.convert` returns, without its warning.
 
     The command prints the table of layers, which says the same.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: ")
-        return inq.convert(model, bits)
+        return inq.convert(model, bits, per_channel)
 
 
 def bare_copy(model):

@@ -16,7 +16,7 @@ from tf_capsops.models.p_capsnet import PCapsNet
 from tf_capsops.models.segmenter import Segmenter
 
 
-def convert(model, bits=None):
+def convert(model, bits=None, per_channel=False):
     """Returns a copy of a model in which finished layers hold codes.
 
     A layer is finished if its kernel's weights are all zero or powers of two of one
@@ -47,6 +47,8 @@ def convert(model, bits=None):
         converted too.
       bits: Bits of a weight, 2 to 8; a layer that needs more stays as it is. None for
         the fewest, at most 8, that hold the layer's weights.
+      per_channel: Whether each output channel has its own code book, as
+        `IncrementalQuantization` has made them with `per_channel=True`.
 
     Returns:
       A new model, compiled if `model` is. For a `CapsNet` it is a functional model from
@@ -65,7 +67,7 @@ def convert(model, bits=None):
     3
     """
     model, bits = _checked("convert", model, bits)
-    reports = _reports(model, bits)
+    reports = _reports(model, bits, per_channel)
     message = Report(reports.values()).warning()
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
@@ -81,7 +83,7 @@ def convert(model, bits=None):
             return _cloned(layer, clone)
         of_layer = reports.get(id(layer))
         if of_layer and of_layer.bits and not any(map(holds_codes, layers_in(layer))):
-            copy, fill = twin(layer, of_layer.bits)
+            copy, fill = twin(layer, of_layer.bits, per_channel)
         else:
             copy, fill = _copied(layer)
         fillings.append(fill)
@@ -93,12 +95,12 @@ def convert(model, bits=None):
     return result
 
 
-def report(model, bits=None):
+def report(model, bits=None, per_channel=False):
     """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
 
     Args:
       model: A model that `convert` takes, or one that it has made.
-      bits: as `convert` takes it.
+      bits, per_channel: as `convert` takes them.
 
     Returns:
       A list with an entry for each layer that has weights. An entry has the fields
@@ -121,7 +123,8 @@ def report(model, bits=None):
     >>> report[1].why_not
     '27 of 27 weights of kernel are not quantized: neither zero nor a power of two'
     """
-    return Report(_reports(*_checked("report", model, bits)).values())
+    model, bits = _checked("report", model, bits)
+    return Report(_reports(model, bits, per_channel).values())
 
 
 def _checked(owner, model, bits):
@@ -145,14 +148,14 @@ def _is_taken_apart(layer):
     return is_functional or isinstance(layer, (keras.Sequential, Segmenter))
 
 
-def _reports(model, bits):
+def _reports(model, bits, per_channel):
     """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
     found = {}
     for layer in model.layers:
         if _is_taken_apart(layer):
-            found.update(_reports(layer, bits))
+            found.update(_reports(layer, bits, per_channel))
         elif layer.weights and id(layer) not in found:
-            found[id(layer)] = LayerReport.of(layer, bits)
+            found[id(layer)] = LayerReport.of(layer, bits, per_channel)
     return found
 
 

@@ -8,18 +8,19 @@ import keras
 import numpy as np
 
 from tf_capsops import layers
-from tf_capsops.inq.kernels import kernels, layers_and_kernels
+from tf_capsops.inq.kernels import channel_axes, kernels, layers_and_kernels
 from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.convolving import Convolving
 from tf_capsops.ops.squash import squash
 
 
-def bits_or_why_not(layer, bits):
+def bits_or_why_not(layer, bits, per_channel=False):
     """Whether `twin` can replace a layer, and if not, why not.
 
     Args:
       layer: A built layer.
       bits: Bits of a weight; None for the fewest that hold the layer's weights.
+      per_channel: Whether each output channel has its own code book.
 
     Returns:
       Bits of a weight and None, or None and a phrase.
@@ -36,8 +37,9 @@ def bits_or_why_not(layer, bits):
         if data_format != "channels_last":
             return None, f"data_format is {data_format}: codes need channels_last"
     fewest = 2
-    for _, kernel in of_layer:
-        unfinished, needed = _unfinished_and_bits(kernel)
+    for owner, kernel in of_layer:
+        axes = channel_axes(owner, kernel) if per_channel else ()
+        unfinished, needed = _unfinished_and_bits(kernel, axes)
         if unfinished:
             weights = math.prod(kernel.shape)
             return None, (
@@ -58,14 +60,14 @@ def twin_kind(layer):
     return _TWINS[kind][1] if kind in _TWINS else kind.__name__
 
 
-def twin(layer, bits):
+def twin(layer, bits, per_channel=False):
     """A layer like another one, by the same name, that holds codes of `bits` bits.
 
     Returns:
       The layer, and a function that gives it the weights once it has been built.
     """
     if _is_taken_apart(layer):
-        conv, fill = twin(layer.conv, bits)
+        conv, fill = twin(layer.conv, bits, per_channel)
         policy = layer.dtype_policy
         capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
         squashed = keras.layers.Activation(
@@ -77,12 +79,13 @@ def twin(layer, bits):
         return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
     kind = _kind_with_bits(layer)
     if kind:
-        result = kind.from_config({**layer.get_config(), "bits": bits})
+        own = {"bits": bits, **({"per_channel": True} if per_channel else {})}
+        result = kind.from_config({**layer.get_config(), **own})
         if isinstance(layer, Convolving):
             return result, lambda: _fill(result.conv, layer.conv)
         return result, lambda: _fill(result, layer)
     make, _ = _TWINS[type(layer)]
-    result, holders_and_kernels = make(layer, bits)
+    result, holders_and_kernels = make(layer, bits, per_channel=per_channel)
 
     def fill():
         for holder, kernel in holders_and_kernels:
@@ -121,18 +124,20 @@ def _fill(coded, layer):
             variable.assign(others[variable.name])
 
 
-def _dense(layer, bits):
-    result = layers.InqDense(layer.units, **_shared(layer, bits))
+def _dense(layer, bits, per_channel):
+    shared = {**_shared(layer, bits), "per_channel": per_channel}
+    result = layers.InqDense(layer.units, **shared)
     return result, [(result, layer.kernel)]
 
 
-def _conv(layer, bits):
+def _conv(layer, bits, per_channel):
     result = layers.InqConv2D(
         layer.filters,
         layer.kernel_size,
         strides=layer.strides,
         padding=layer.padding,
         dilation_rate=layer.dilation_rate,
+        per_channel=per_channel,
         **_shared(layer, bits),
     )
     return result, [(result, layer.kernel)]
@@ -150,16 +155,17 @@ def _depthwise_conv(layer, bits, **changes):
     return result, [(result, kernels(layer)[0])]
 
 
-def _separable_conv(layer, bits):
+def _separable_conv(layer, bits, per_channel):
     depthwise, first = _depthwise_conv(
         layer,
         bits,
+        per_channel=per_channel,
         use_bias=False,
         activation=None,
         activity_regularizer=None,
         name="depthwise",
     )
-    shared = {**_shared(layer, bits), "name": "pointwise"}
+    shared = {**_shared(layer, bits), "name": "pointwise", "per_channel": per_channel}
     pointwise = layers.InqConv2D(layer.filters, 1, **shared)
     result = keras.Sequential([depthwise, pointwise], name=layer.name)
     return result, [*first, (pointwise, layer.pointwise_kernel)]
@@ -198,9 +204,17 @@ def _shared(layer, bits):
     }
 
 
-def _unfinished_and_bits(kernel):
-    """How many weights are not quantized, and the fewest bits that hold the others."""
-    weights = kernel.numpy().astype(np.float64)
-    mantissas, above = np.frexp(np.abs(weights[weights != 0]))
-    powers = int(above.max() - above.min()) + 1 if above.size else 1
-    return np.count_nonzero(mantissas != 0.5), 2 + (powers - 1).bit_length()
+def _unfinished_and_bits(kernel, axes):
+    """How many weights are not quantized, and the fewest bits that hold the others.
+
+    Elements of `axes` have code books of their own.
+    """
+    weights = np.abs(kernel.numpy().astype(np.float64))
+    mantissas, above = np.frexp(weights)
+    kept = [axis % weights.ndim for axis in axes]
+    others = tuple(axis for axis in range(weights.ndim) if axis not in kept)
+    used = {"axis": others, "where": weights != 0}
+    most = above.max(**used, initial=-5000) - above.min(**used, initial=5000)
+    powers = max(int(most.max(initial=0)), 0) + 1
+    unfinished = np.count_nonzero((weights != 0) & (mantissas != 0.5))
+    return unfinished, 2 + (powers - 1).bit_length()

@@ -83,6 +83,10 @@ class CapsuleConv(Coded):
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
 
+    @property
+    def channel_axes(self):
+        return (len(self.axes) + 1,)
+
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
         *depth, _, columns = self.pose_shape

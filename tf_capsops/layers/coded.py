@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops.arguments import integers
+from tf_capsops.arguments import boolean, integers
 from tf_capsops.codes import checked_bits, decode, encode
 from tf_capsops.layers.weights import require_built, title, weights_by_name
 from tf_capsops.ops.inq_decode import inq_decode
@@ -22,13 +22,26 @@ class Coded(keras.layers.Layer):
     an int64 with the range of an int32. They do not train, and the kernel's regularizer
     and constraint have no effect. In a file a code takes `bits` bits.
 
+    With `per_channel` each element of the kernel's `channel_axes`, which are next to
+    each other, has its own top exponent: `top_exponent` has their sizes.
+
     Args:
       bits: bits of a weight, 2 to 8, or None for a kernel of numbers.
+      per_channel: whether each output channel has its own code book.
     """
 
-    def __init__(self, *args, bits=None, **kwargs):
+    channel_axes = (-1,)
+
+    def __init__(self, *args, bits=None, per_channel=False, **kwargs):
         super().__init__(*args, **kwargs)
-        self.bits = bits if bits is None else checked_bits(type(self).__name__, bits)
+        owner = type(self).__name__
+        self.bits = bits if bits is None else checked_bits(owner, bits)
+        self.per_channel = boolean(owner, "per_channel", per_channel)
+
+    @property
+    def book_axes(self):
+        """The axes of the kernel whose elements have code books; () if it has one."""
+        return self.channel_axes if self.per_channel else ()
 
     def add_weight(self, *args, **kwargs):
         if self.bits is None or kwargs.get("name") != "kernel":
@@ -51,18 +64,20 @@ class Coded(keras.layers.Layer):
         require_built(self)
         if self.bits is None:
             raise ValueError(f"{title(self)} holds no codes: assign to its kernel")
-        codes, top_exponent = encode(weights, self.bits, top_exponent)
-        if codes.shape != tuple(self.codes.shape):
+        weights = np.asarray(weights)
+        if weights.shape != tuple(self.codes.shape):
             raise ValueError(
                 f"{title(self)}: the kernel must have shape {tuple(self.codes.shape)}, "
-                f"got {codes.shape}"
+                f"got {weights.shape}"
             )
+        codes, top_exponent = encode(weights, self.bits, top_exponent, self.book_axes)
         self.codes.assign(codes)
         self.top_exponent.assign(top_exponent)
 
     def decoded_kernel(self):
         """The kernel as numbers, a NumPy array of float32, in a layer with codes."""
-        return decode(self.codes, self.bits, self.top_exponent.numpy())
+        exponents = self.top_exponent.numpy()
+        return decode(self.codes, self.bits, exponents, axes=self.book_axes)
 
     def set_weights(self, weights):
         if self.bits is None:
@@ -99,6 +114,7 @@ class Coded(keras.layers.Layer):
 
     def get_config(self):
         coded = {} if self.bits is None else {"bits": self.bits}
+        coded |= {"per_channel": True} if self.per_channel else {}
         return {**super().get_config(), **coded}
 
     def _assign(self, values):
@@ -120,10 +136,9 @@ class Coded(keras.layers.Layer):
         initializer = keras.initializers.get(initializer)
         with tf.init_scope():
             drawn = initializer(drawn_shape or shape, dtype="float32")
-            codes, top_exponent = encode(drawn, self.bits)
-        self.codes = _Integers(
-            title(self), "codes", codes.reshape(shape), 0, 2 ** (self.bits - 1)
-        )
+            drawn = np.reshape(drawn, shape)
+            codes, top_exponent = encode(drawn, self.bits, axes=self.book_axes)
+        self.codes = _Integers(title(self), "codes", codes, 0, 2 ** (self.bits - 1))
         self._add_top_exponent(top_exponent)
 
     @tf.__internal__.tracking.no_automatic_dependency_tracking
@@ -179,6 +194,7 @@ class CodedKernel:
             tf.convert_to_tensor(layer.top_exponent),
             layer.bits,
             tf.as_dtype(dtype or self.dtype),
+            [axis % len(self.shape) for axis in layer.book_axes],
         )
 
 

@@ -45,10 +45,11 @@ class Convolving(keras.layers.Layer):
         bias_constraint,
         conv=None,
         bits=None,
+        per_channel=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.bits = bits
+        self.bits, self.per_channel = bits, per_channel
         set_window(self, kernel_size, strides, padding)
         new = self._new_conv(
             filters,
@@ -70,7 +71,8 @@ class Convolving(keras.layers.Layer):
             "name": "conv",
         }
         if self.bits is not None:
-            return InqConv2D(filters, self.kernel_size, bits=self.bits, **arguments)
+            arguments |= {"bits": self.bits, "per_channel": self.per_channel}
+            return InqConv2D(filters, self.kernel_size, **arguments)
         return Conv2D(
             filters,
             self.kernel_size,
@@ -93,4 +95,5 @@ class Convolving(keras.layers.Layer):
             **{name: conv.get(name) for name in _ARGUMENTS},
             **({"conv": changes} if changes else {}),
             **({} if self.bits is None else {"bits": self.bits}),
+            **({"per_channel": True} if self.per_channel else {}),
         }

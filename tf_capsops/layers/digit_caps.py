@@ -74,6 +74,8 @@ class DigitCaps(Coded):
     [2, 10, 16]
     """
 
+    channel_axes = (-3, -2)
+
     def __init__(
         self,
         num_capsules,

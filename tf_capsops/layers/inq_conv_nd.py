@@ -91,6 +91,8 @@ class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
     [1, 10, 10, 4]
     """
 
+    channel_axes = (-2,)
+
 
 @registered
 class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
@@ -115,3 +117,5 @@ class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
     >>> layer(np.ones([1, 3, 3, 3, 2])).shape.as_list()
     [1, 6, 6, 6, 4]
     """
+
+    channel_axes = (-2,)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_capsops.arguments import boolean
 from tf_capsops.codes import checked_bits
 from tf_capsops.layers.coded import Coded
-from tf_capsops.ops.inq_conv import inq_conv2d
+from tf_capsops.ops.inq_conv import inq_conv2d, powers_of_two
 
 
 class InqLayer(Coded):
@@ -69,13 +69,17 @@ class InqLayer(Coded):
 
     def _convolve(self, images, **options):
         """Convolves with the kernel, then applies bias and activation."""
+        exponent = 0 if self.per_channel else tf.cast(self.top_exponent, "int32")
         outputs = inq_conv2d(
             images,
             tf.convert_to_tensor(self.codes),
-            tf.cast(self.top_exponent, "int32"),
+            exponent,
             bits=self.bits,
             **options,
         )
+        if self.per_channel:
+            exponents = tf.convert_to_tensor(self.top_exponent)
+            outputs *= powers_of_two(exponents, outputs.dtype)
         return self._finished(outputs)
 
     def _finished(self, outputs):

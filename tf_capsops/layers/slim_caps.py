@@ -34,6 +34,8 @@ class SlimCaps(Coded):
     A subclass sets `axes`, the names of its spatial axes.
     """
 
+    channel_axes = (-2, -1)
+
     axes = None
     is_transposed = False
 
