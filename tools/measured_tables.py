@@ -249,6 +249,32 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{markdown(['in us', *dtypes], rows)}\n{bullets(sources)}"
 
 
+def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows layers with codes next to those with numbers, in columns of batches."""
+    batches = spec["batches"]
+    rows, sources = [], []
+    for row in spec["rows"]:
+        cells = []
+        for batch in batches:
+            wanted = {"op": "layers", "dtype": "float32", "direction": "forward"}
+            wanted |= {"case": f"{row}, batch {batch}", **spec.get("where", {})}
+            found = select(runs, wanted)
+            if not found:
+                raise Wrong(f"no run in docs/measured has {wanted}")
+            run, result = found[-1]
+            ours, coded = (
+                result["methods"][name]["median_us"] for name in (OURS, f"{OURS}, codes")
+            )
+            scale = 1e3 if result["device"].startswith("CPU") else 1
+            cells += [number(ours / scale), number(coded / scale), f"{coded / ours:.2f}"]
+            sources.append(source_of(run, machine_of(run, result["device"])))
+        rows.append([f"`{row}`", *cells])
+    headings = ["layer"]
+    for batch in batches:
+        headings += [f"batch {batch}, ms", "with codes", "codes / float"]
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
 def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, str]:
     """Returns our time on a machine in microseconds, and where it comes from."""
     for run, result in found:
@@ -291,6 +317,8 @@ def table_of(spec: dict, runs: Sequence[dict]) -> str:
         return _threads_table(spec, runs)
     if spec.get("show") == "dtypes":
         return _dtype_table(spec, runs)
+    if spec.get("show") == "codes":
+        return _codes_table(spec, runs)
     if spec["op"] != "training":
         return _bench_table(spec, runs)
     if spec.get("show") == "methods":

@@ -242,7 +242,7 @@ def _measured(case: Case, device: str, options) -> Iterator[dict]:
                 in_codes = _steps(case, dtype, device, options.bits)
                 if in_codes:
                     steps[CODES, dtype] = in_codes
-    for direction in ("forward", "forward+backward"):
+    for direction in options.direction:
         chains = {}
         for jit, (kind, dtype) in itertools.product(options.jit, steps):
             step, sets = steps[kind, dtype][direction]

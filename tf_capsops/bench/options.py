@@ -13,6 +13,7 @@ from tf_capsops.errors import CommandError, require
 
 DEVICES = ("CPU", "GPU")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+DIRECTIONS = ("forward", "forward+backward")
 # The names in `networks.NETWORKS` and `layers.LAYERS`, which import TensorFlow.
 NETWORKS = (
     *("capsnet", "p_capsnet", "p_capsnet-chen", "efficient_capsnet"),
@@ -192,6 +193,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(LAYERS),
         help="the layers to time (default: all)",
+    )
+    group.add_argument(
+        "--direction",
+        choices=DIRECTIONS,
+        nargs="+",
+        default=list(DIRECTIONS),
+        help="without and with the gradients (default: both)",
     )
     group.add_argument(
         "--bits",
