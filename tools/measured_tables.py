@@ -263,10 +263,15 @@ def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
                 raise Wrong(f"no run in docs/measured has {wanted}")
             run, result = found[-1]
             ours, coded = (
-                result["methods"][name]["median_us"] for name in (OURS, f"{OURS}, codes")
+                result["methods"][name]["median_us"]
+                for name in (OURS, f"{OURS}, codes")
             )
             scale = 1e3 if result["device"].startswith("CPU") else 1
-            cells += [number(ours / scale), number(coded / scale), f"{coded / ours:.2f}"]
+            cells += [
+                number(ours / scale),
+                number(coded / scale),
+                f"{coded / ours:.2f}",
+            ]
             sources.append(source_of(run, machine_of(run, result["device"])))
         rows.append([f"`{row}`", *cells])
     headings = ["layer"]
