@@ -250,33 +250,27 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
 
 
 def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
-    """Shows layers with codes next to those with numbers, in columns of batches."""
+    """Shows layers with codes next to those with numbers, in columns of batches.
+
+    A row names the case of the first batch.
+    """
     batches = spec["batches"]
     rows, sources = [], []
-    for row in spec["rows"]:
-        cells = []
+    for label, machine, row, run, _result in _labelled(spec, runs):
+        case, cells = row["case"].rpartition(", batch ")[0], []
         for batch in batches:
-            wanted = {"op": "layers", "dtype": "float32", "direction": "forward"}
-            wanted |= {"case": f"{row}, batch {batch}", **spec.get("where", {})}
-            found = select(runs, wanted)
+            wanted = {**row, "op": spec["op"], "case": f"{case}, batch {batch}"}
+            found = select([run], wanted)
             if not found:
-                raise Wrong(f"no run in docs/measured has {wanted}")
-            run, result = found[-1]
-            ours, coded = (
-                result["methods"][name]["median_us"]
-                for name in (OURS, f"{OURS}, codes")
-            )
-            scale = 1e3 if result["device"].startswith("CPU") else 1
-            cells += [
-                number(ours / scale),
-                number(coded / scale),
-                f"{coded / ours:.2f}",
-            ]
-            sources.append(source_of(run, machine_of(run, result["device"])))
-        rows.append([f"`{row}`", *cells])
-    headings = ["layer"]
+                raise Wrong(f"the run of {row['case']} has no {wanted['case']}")
+            methods = found[0][1]["methods"]
+            ours, coded = (methods[n]["median_us"] for n in (OURS, f"{OURS}, codes"))
+            cells += [number(ours / 1e3), number(coded / 1e3), f"{coded / ours:.2f}"]
+        rows.append([label, *cells])
+        sources.append(source_of(run, machine))
+    headings = ["in ms"]
     for batch in batches:
-        headings += [f"batch {batch}, ms", "with codes", "codes / float"]
+        headings += [f"batch {batch}", "with codes", "ratio"]
     return f"{markdown(headings, rows)}\n{bullets(sources)}"
 
 

@@ -189,6 +189,23 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
     assert type(last) is tf_capsops.layers.InqDense and not converted.compiled
 
 
+def test_per_channel(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    options = ["--data", "images.npz", "--steps", "1", "--bits", "3", "--per-channel"]
+    assert main(["quantize", "model.keras", *options]) == 0
+    run = tmp_path / "runs/quantize-images"
+    config = json.loads((run / "config.json").read_text())
+    assert config["per_channel"] and config["recipe"] is None
+    first, _, last = keras.saving.load_model(run / "codes.keras").layers
+    for layer in (first, last):
+        assert layer.bits == 3 and layer.per_channel
+        assert layer.top_exponent.shape == layer.bias.shape
+    report = json.loads((run / "report.json").read_text())
+    assert report["wrong_with_codes"] == report["wrong_after"]
+
+
 def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):
     _classifier(tmp_path / "model.keras")
     _data(tmp_path / "images.npz")

@@ -157,6 +157,8 @@ def _recipe(source, args, seed):
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
         return other  # another model of the run
+    if args.per_channel:
+        return other  # recipes have the paper's code books
     own = runs.read_config(source)
     if args.data and data.absolute(args.data) != own.get("data"):
         return other

@@ -193,6 +193,9 @@ class CapsuleConv2D(CapsuleConv):
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, or `[KH, KW, C, filters, G, Q, R]`;
     `bias` `[filters, P, R]`, or `[filters, G, P, R]`, a pose for each filter.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       filters: how many capsules each output pixel has.
       pose_shape: the shape of the output poses, (P, R), or (G, P, R) for capsules of

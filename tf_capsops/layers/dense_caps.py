@@ -28,6 +28,9 @@ class DenseCaps(Routed):
     Weights: `kernel` `[I, num_capsules, Q, R]`, or `[num_capsules, Q, R]` with
     `share_weights`; and those of the rule.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       num_capsules: how many parents.
       pose_shape: (P, R) of the parents' poses; P is the children's.

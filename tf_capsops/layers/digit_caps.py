@@ -49,6 +49,9 @@ class DigitCaps(Coded):
 
     Half precision: everything is computed in float32 and the output rounded once.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       num_capsules: how many output capsules, one a class.
       capsule_dim: how long an output capsule's vector is.

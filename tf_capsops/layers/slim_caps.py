@@ -215,6 +215,9 @@ class SlimCaps2D(SlimCaps):
     A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. Half precision:
     everything is computed in float32 and the output rounded once.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       filters: how many types of parents.
       capsule_dim: how long a parent's vector is.
