@@ -1,9 +1,8 @@
-#!/usr/bin/env python3
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
 """Makes docs/measured/robustness.json of what `tf-capsops attack` has written.
 
-usage: tools/robustness.py FOLDER
+Run `python tools/robustness.py FOLDER`.
 
 The folder has one for each network, with the `--output` of attacks on it.
 """
