@@ -33,6 +33,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
                         {"gemm", [&] { return gemm::PlanBackward<T>(exec, p); }}});
 }
 
-CAPSOPS_INSTANTIATE_PATH(GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
 
 }  // namespace capsops::capsule_prediction

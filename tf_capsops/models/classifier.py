@@ -71,21 +71,6 @@ class CapsuleClassifier(FunctionalModel):
         Raises:
           ValueError: if no layer of the model routes, as in a `convnet`.
         """
-        centers, _ = self._receptive_fields()
-        return centers
-
-    @property
-    def primary_field(self):
-        """Returns the height and width of a primary capsule's receptive field.
-
-        Raises:
-          ValueError: if no layer of the model routes, as in a `convnet`.
-        """
-        _, field = self._receptive_fields()
-        return field
-
-    def _receptive_fields(self):
-        """Returns `primary_centers` and `primary_field`."""
         (first, *_) = self._routed_layers()
         convolutions = [
             layer
@@ -94,15 +79,14 @@ class CapsuleClassifier(FunctionalModel):
         ]
         poses, _ = first.input
         sizes = poses.shape[1:3] if len(poses.shape) == 6 else (1, 1)
-        centers, field = [], []
+        centers = []
         for axis, size in enumerate(sizes):
-            behind, step = 0, 1
+            start, step = 0.0, 1
             for layer in convolutions:
-                behind += step * (layer.kernel_size[axis] - 1)
+                start += step * (layer.kernel_size[axis] - 1) / 2
                 step *= layer.strides[axis]
-            centers.append(behind / 2 + step * np.arange(size))
-            field.append(behind + 1)
-        return tuple(centers), tuple(field)
+            centers.append(start + step * np.arange(size))
+        return tuple(centers)
 
     def _routed_layers(self):
         layers = [layer for layer in self.layers if isinstance(layer, Routed)]

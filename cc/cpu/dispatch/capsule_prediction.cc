@@ -68,6 +68,7 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
       });
 }
 
-CAPSOPS_INSTANTIATE_PATH(CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
 
 }  // namespace capsops::capsule_prediction
