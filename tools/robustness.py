@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
 """Makes docs/measured/robustness.json of what `tf-capsops attack` has written.
