@@ -94,7 +94,9 @@ def test_every_classifier_has_a_gradient_along_which_its_loss_rises(name, loss):
 
 
 @pytest.mark.parametrize(
-    "loss", [_CROSSENTROPY(), "categorical_crossentropy", "sparse"], ids=str
+    "loss",
+    [_CROSSENTROPY(), "categorical_crossentropy", "sparse"],
+    ids=["object", "name", "own"],
 )
 def test_of_a_linear_network_both_methods_find_the_farthest_image(loss):
     loss = "sparse_categorical_crossentropy" if loss == "sparse" else loss
