@@ -16,6 +16,7 @@ from tf_capsops import _break, options
 from tf_capsops._version import __version__
 from tf_capsops.bench import options as bench
 from tf_capsops.cli import (
+    attack,
     denoise,
     evaluate,
     info,
@@ -33,6 +34,7 @@ _COMMANDS = {
     "evaluate": evaluate,
     "predict": predict,
     "reconstruct": reconstruct,
+    "attack": attack,
     "denoise": denoise,
     "quantize": quantize,
     "report": report,

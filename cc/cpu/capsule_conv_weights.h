@@ -35,26 +35,26 @@ struct WeightsPlan {
         grad_axis{p.out_width, 0, 1, 1, 0, 1, 1, 0, 1},
         taps(p.kernel_height * p.kernel_width),
         row_tiles(CeilDivide(input.channels * input.columns, kInnerRows)),
-        column_tiles(CeilDivide(output.channels * output.columns, kInnerColumns)) {
+        column_tiles(CeilDivide(output.channels * output.columns, kInnerColumns)),
+        blocks(p.batch, p.out_height, p.out_width, 1) {
     chunk = p.pose_depth * taps * row_tiles * column_tiles * kInnerTile;
     const int64_t samples = SamplesOfTask(p, p.out_width, kLanes<A>, 8);
-    sample_parts = CeilDivide(p.batch, samples);
+    blocks.samples = CeilDivide(p.batch, samples);
     const int64_t vectors = CeilDivide(p.out_width * samples * p.pose_rows, kLanes<A>);
-    x_parts = CeilDivide(vectors, kRowVectors);
-    const int64_t fit = kBlockVectors / CeilDivide(vectors, x_parts);
-    y_parts = CeilDivide(p.out_height, Max(fit, 1));
-    rows = CeilDivide(p.out_height, y_parts);
+    blocks.columns = CeilDivide(vectors, kRowVectors);
+    const int64_t fit = kBlockVectors / CeilDivide(vectors, blocks.columns);
+    blocks.rows = CeilDivide(p.out_height, Max(fit, 1));
+    rows = CeilDivide(p.out_height, blocks.rows);
     in_rows = (rows - 1) * y_axis.step + y_axis.reach() + 1;
-    blocks = sample_parts * y_parts * x_parts;
 
-    const Block most{0, CeilDivide(p.batch, sample_parts), 0, rows,
-                     0, CeilDivide(p.out_width, x_parts)};
+    const Block most{0, CeilDivide(p.batch, blocks.samples),    0, rows,
+                     0, CeilDivide(p.out_width, blocks.columns)};
     const int64_t channel_bytes = in_rows * InputStrip(most, 0, 4).row / 4 * sizeof(A);
     channels = Fit(input.channels, kInputBytes / Max(channel_bytes, 1));
     channel_parts = CeilDivide(input.channels, channels);
     const int64_t grad_bytes = rows * GradStrip(most, 0, 4).row / 4 * sizeof(A);
     grad_channels = Fit(output.channels, kGradBytes / Max(grad_bytes, 1));
-    chunks = Min(CeilDivide(kTasks, channel_parts), blocks);
+    chunks = Min(CeilDivide(kTasks, channel_parts), blocks.count());
     chunks = Max(Min(chunks, kSumsBytes / (chunk * int64_t{sizeof(A)})), 1);
     input_size = in_rows * InputStrip(most, 0, channels).row;
     grad_size = rows * GradStrip(most, 0, grad_channels).row;
@@ -66,17 +66,6 @@ struct WeightsPlan {
   static int64_t Fit(int64_t channels, int64_t fit) {
     const int64_t parts = CeilDivide(channels, Max(fit / 4 * 4, 4));
     return RoundUp(CeilDivide(channels, parts), 4);
-  }
-  Block BlockOf(int64_t index) const {
-    const int64_t x = index % x_parts, y = index / x_parts % y_parts;
-    const int64_t n = index / x_parts / y_parts;
-    const int64_t sample = PartBegin(p.batch, n, sample_parts);
-    return {sample,
-            PartBegin(p.batch, n + 1, sample_parts) - sample,
-            PartBegin(p.out_height, y, y_parts),
-            PartBegin(p.out_height, y + 1, y_parts),
-            PartBegin(p.out_width, x, x_parts),
-            PartBegin(p.out_width, x + 1, x_parts)};
   }
   Strip<A> InputStrip(const Block& block, int64_t first, int64_t count) const {
     return StripOf(input, x_axis, block, first, count);
@@ -96,8 +85,8 @@ struct WeightsPlan {
   int64_t taps;
   int64_t row_tiles, column_tiles;  // tiles of weights, per depth and tap
   int64_t chunk;                    // sums per chunk
-  int64_t channel_parts, sample_parts, y_parts, x_parts;
-  int64_t blocks, chunks;
+  Blocks blocks;
+  int64_t channel_parts, chunks;
   int64_t rows, in_rows;            // most rows per block
   int64_t channels, grad_channels;  // channels whose planes are filled at a time
   int64_t input_size, grad_size;    // elements of these planes
@@ -234,10 +223,10 @@ void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
     std::memset(sums + (tap * plan.row_tiles + row_tile) * tile_row, 0,
                 row_tiles * tile_row * sizeof(A));
   }
-  const int64_t end = PartBegin(plan.blocks, chunk + 1, plan.chunks);
-  for (int64_t index = PartBegin(plan.blocks, chunk, plan.chunks); index < end;
+  const int64_t end = PartBegin(plan.blocks.count(), chunk + 1, plan.chunks);
+  for (int64_t index = PartBegin(plan.blocks.count(), chunk, plan.chunks); index < end;
        ++index) {
-    const Block block = plan.BlockOf(index);
+    const Block block = plan.blocks.At(index);
     const Strip<A> in = plan.InputStrip(block, channel, plan.channels);
     FindTaps(plan, block, in, tap_rows, tap_columns);
     const int64_t rows = block.y_end - block.y_begin;

@@ -104,4 +104,9 @@ using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>
   template PlanOf<Exec, Float16> Planner<Float16>(const Exec&, const Problem&); \
   template PlanOf<Exec, BFloat16> Planner<BFloat16>(const Exec&, const Problem&);
 
+// Instantiates the planners of an op and of its gradient.
+#define CAPSOPS_INSTANTIATE_PATH(Exec)                        \
+  CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, Exec) \
+  CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, Exec)
+
 }  // namespace capsops

@@ -36,8 +36,7 @@ SharesPlan<GpuExec, T> PlanShares(const GpuExec& exec, const Problem& p) {
       Shares::kName, {{"general", [&] { return general::PlanShares<T>(exec, p); }}});
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanShares, SharesPlan, GpuExec)
 
 }  // namespace capsops::capsule_moments

@@ -244,3 +244,15 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
 }
 
 }  // namespace capsops::capsule_moments
+
+// Defines a namespace's planners by its Path.
+#define CAPSOPS_DEFINE_PLANNERS                                                  \
+  template <typename T>                                                          \
+  ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {   \
+    return PlanForwardBy<Path, T>(exec, p);                                      \
+  }                                                                              \
+  template <typename T>                                                          \
+  BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) { \
+    return PlanBackwardBy<Path, T>(exec, p);                                     \
+  }                                                                              \
+  CAPSOPS_INSTANTIATE_PATH(GpuExec)

@@ -33,7 +33,6 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
                         {"gemm", [&] { return gemm::PlanBackward<T>(exec, p); }}});
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 
 }  // namespace capsops::capsule_prediction

@@ -69,8 +69,7 @@ CoefficientsPlan<GpuExec, T> PlanCoefficients(const GpuExec& exec, const Problem
        {"phases", [&] { return phases::PlanCoefficients<T>(exec, p); }}});
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanCoefficients, CoefficientsPlan, GpuExec)
 
 }  // namespace capsops::capsule_routing

@@ -30,7 +30,6 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
        {"general", [&] { return general::PlanBackward<T>(exec, p); }}});
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 
 }  // namespace capsops::high_order_conv

@@ -227,7 +227,6 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   });
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 
 }  // namespace capsops::high_order_conv::pixels

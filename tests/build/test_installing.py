@@ -10,6 +10,8 @@ import fresh
 import pytest
 from hatchling import build
 
+from tf_capsops.models.pretrained import SHIPPED, load_pretrained
+
 _FILES = ("pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY_LICENSES.md")
 _FILES += ("tools/hatch_build.py", "tf_capsops/_version.py")
 
@@ -41,3 +43,16 @@ def test_installed_in_place(tree, tmp_path, monkeypatch, built):
     assert files["_tf_capsops.pth"].decode() == str(tree)
     assert b"tf-capsops = tf_capsops.__main__:main" in files["entry_points.txt"]
     assert "libtf_capsops.so" not in files
+
+
+def test_a_wheel_has_the_networks_that_ship(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: None)
+    (tree / "tf_capsops" / "libtf_capsops.so").touch()
+    shutil.copytree(SHIPPED, tree / "tf_capsops" / "models" / "shipped")
+    wheel = tmp_path / build.build_wheel(str(tmp_path))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    folder = tmp_path / "installed" / "tf_capsops" / "models" / "shipped"
+    names = [path.name for path in SHIPPED.iterdir()]
+    assert sorted(names) == sorted(path.name for path in folder.iterdir())
+    assert load_pretrained("p_capsnet-digits", folder).count_params() == 67_488

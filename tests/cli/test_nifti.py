@@ -49,6 +49,8 @@ def _write(path, voxels, axes="LPS", moved=0):
     affine = _affine(axes, size)
     affine[0, 3] += moved
     image = nibabel.Nifti1Image(np.flip(voxels, flipped), affine)
+    image.header.set_xyzt_units("micron", "sec")
+    image.set_sform(affine, "mni")
     nibabel.save(image, path)
     return path
 
@@ -137,6 +139,11 @@ def test_masks_lie_where_their_volumes_do(tmp_path, axes, monkeypatch, capsys):
     assert answer["mask"] == str(output / "scan.nii.gz")
     written, read = nibabel.load(answer["mask"]), nibabel.load(source)
     np.testing.assert_array_equal(written.affine, read.affine)
+    zooms = [0.5 if a in "LR" else 2.0 if a in "PA" else 3.0 for a in axes]
+    assert list(written.header.get_zooms()) == zooms == list(read.header.get_zooms())
+    for name in ("xyzt_units", "sform_code", "qform_code"):
+        assert written.header[name] == read.header[name]
+    assert written.header.get_xyzt_units() == ("micron", "sec")
     assert written.get_data_dtype() == np.uint8
     voxels = np.asanyarray(written.dataobj)
     np.testing.assert_array_equal(voxels, 7 * (np.asanyarray(read.dataobj) > 25))

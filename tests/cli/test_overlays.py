@@ -25,6 +25,20 @@ def test_an_overlay_colors_objects_alone():
     np.testing.assert_array_equal(rgb[0], 255 * np.eye(3))
 
 
+def test_the_outermost_pixels_of_an_object_are_its_contour():
+    classes = np.zeros([7, 8], int)
+    classes[1:6, 0:5], classes[2:4, 5:7] = 1, 2  # one object at the image's side
+    drawn = overlays.overlaid(np.zeros([7, 8, 1]), classes)
+    colors = np.round(255 * overlays.colors(3)).astype(np.uint8)
+    inside = np.zeros([7, 8], bool)
+    inside[2:5, 0:4] = True
+    contour = (classes > 0) & ~inside
+    np.testing.assert_array_equal(drawn[contour], colors[classes[contour]])
+    expected = np.round(255 * 0.4 * overlays.colors(3)[1])
+    np.testing.assert_array_equal(drawn[inside], np.tile(expected, [inside.sum(), 1]))
+    assert not drawn[classes == 0].any()
+
+
 @pytest.mark.parametrize("shape", [(8, 16), (8, 8, 16)])
 def test_evaluate_draws_the_first_images_and_the_worst(shape, tmp_path, monkeypatch):
     random = np.random.default_rng(4)

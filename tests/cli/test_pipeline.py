@@ -40,6 +40,18 @@ def test_epochs_hold_every_image_once_in_another_order():
     assert np.any(orders[0] != orders[1])
 
 
+def test_an_epoch_of_some_steps_is_the_beginning_of_a_whole_one():
+    samples = ArraySamples(np.zeros([10, 2, 2, 1], np.float32), np.arange(10))
+    whole, some = (
+        training_batches(samples, 4, Distortion(), 1, **steps)
+        for steps in ({}, {"steps": 2})
+    )
+    orders = [[y.numpy().tolist() for _, y in each.take(9)] for each in (whole, some)]
+    assert orders[1][:6] == [*orders[0][:2], *orders[0][3:5], *orders[0][6:8]]
+    later = training_batches(samples, 4, Distortion(), 1, None, 2, steps=2)
+    assert next(iter(later))[1].numpy().tolist() == orders[0][6]
+
+
 def test_nobody_waits_for_the_end_of_a_data_set():
     samples = ArraySamples(np.zeros([3, 2, 2, 1], np.uint8), np.zeros(3, np.int64))
     trained = training_batches(samples, 2, Distortion(), 1)

@@ -208,17 +208,21 @@ def test_a_preset_of_networks_for_masks_waits_for_the_data():
 
 
 @pytest.mark.parametrize(
-    "data_name, model, shape",
+    "data_name, model, shape, given",
     [
-        ("segmented_mnist:digits", "segcaps", (16, 16, 1)),
+        (
+            *("segmented_mnist:digits", "segcaps", (24, 16, 1)),
+            ["--image-size", "24", "16", "--steps-per-epoch", "2"],
+        ),
         pytest.param(
-            "moving_mnist:digits", "ucaps3d", (16, 16, 16, 1), marks=pytest.mark.slow
+            *("moving_mnist:digits", "ucaps3d", (16, 16, 16, 1), []),
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_generated_masks_train_and_resume(data_name, model, shape, tmp_path, capsys):
+def test_generated_masks_train_and_resume(data_name, model, shape, given, tmp_path):
     run = str(tmp_path / "run")
-    options = ["--epochs", "1", "--batch-size", "250", "--validation", "0.5"]
+    options = [*given, "--epochs", "1", "--batch-size", "250", "--validation", "0.5"]
     options += ["--class-weight", "balanced"]
     assert main(["train", "--data", data_name, *options, "--output", run]) == 0
     config = json.loads((tmp_path / "run/config.json").read_text())
@@ -235,6 +239,7 @@ def test_generated_masks_train_and_resume(data_name, model, shape, tmp_path, cap
     assert main(["train", "--resume", run]) == 0
     history = json.loads((tmp_path / "run/history.json").read_text())
     assert len(history["dice"]) == 2 and len(history["loss"]) == 2
+    assert main(["evaluate", run]) == 0
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,29 @@ def test_sizes_are_multiples_of_eight(shape, size):
         assert masks.shape == (2, *frames, *size, 1) and masks.dtype == tf.int32
 
 
+@pytest.mark.parametrize("given, size", [(17, (17, 17)), ((8, 12), (8, 12))])
+def test_images_have_the_size_that_is_asked_for(given, size):
+    for name, frames in (("segmented_mnist", ()), ("moving_mnist", (16,))):
+        kind = data.load(f"{name}:digits", image_size=given)
+        assert kind.image_shape == (*frames, *size, 1)
+        assert kind.base.image_shape == (8, 8, 1)
+        images, masks = _epochs(kind.test, 1)
+        assert images.shape == masks.shape == (360, *frames, *size, 1)
+        # Digits reach all sides of the image.
+        shown = masks.any(axis=(*range(masks.ndim - 3), masks.ndim - 1))
+        for axis in (0, 1):
+            seen = np.flatnonzero(shown.any(axis=1 - axis))
+            assert seen.min() <= 1 and seen.max() >= size[axis] - 2
+
+
+@pytest.mark.parametrize("given", [7, (8, 7), (0, 8), "8"])
+def test_digits_must_fit_into_images(given):
+    with pytest.raises(ValueError, match="segmented_mnist: image_size must be"):
+        data.load("segmented_mnist:digits", image_size=given)
+    with pytest.raises(ValueError, match="is no folder of pictures: no --image-size"):
+        data.load("multimnist:digits", image_size=16)
+
+
 def test_a_pixel_is_of_the_digit_that_has_more_ink_there():
     images, masks = _epochs(data.SegmentedMnist(_boxes()).train, 60)
     images, masks = images[..., 0], masks[..., 0]

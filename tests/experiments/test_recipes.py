@@ -12,7 +12,7 @@ from reports import TESTS, TRAINING, few_digits
 
 from tf_capsops import data
 from tf_capsops.__main__ import main, make_parser
-from tf_capsops.cli import networks, pipeline, train
+from tf_capsops.cli import networks, pipeline, presets, train
 from tf_capsops.errors import CommandError
 from tf_capsops.experiments import recipes, results
 
@@ -30,6 +30,7 @@ _PARAMETERS = {
     "em-mnist": 318_964,
     "em-affine_mnist": 318_964,
     "vb-affine_mnist": 319_260,
+    "deepcaps-mnist": 8_506_705,
 }
 # Names that say which preset is trained, too.
 _WITH_PRESET = ("p_capsnet_tiny-mnist",)
@@ -102,7 +103,45 @@ def test_networks_are_of_the_size_that_the_pages_say(name):
     known = recipes.DATA[recipes.find(name).data]
     outputs = model(np.zeros([1, *known.image_shape], np.float32))
     scores = outputs["lengths"] if isinstance(outputs, dict) else outputs
-    assert scores.shape == (1, known.classes)
+    pixels = known.image_shape[:-1] if networks.segments(model) else ()
+    assert scores.shape == (1, *pixels, known.classes)
+
+
+_OF_PAPERS = ("deepcaps", "segcaps", "unet", "ucaps3d")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, recipe in recipes.RECIPES.items()
+        if recipe.data == "cifar10_jpeg" or recipe.model in _OF_PAPERS
+    ],
+)
+def test_a_recipe_trains_a_step(eagerly, name):
+    model, known = _built(name), recipes.DATA[recipes.find(name).data]
+    networks.compile_for(model, train.settings_of_recipe(name), 10)
+    random = np.random.default_rng(0)
+    images = random.random([2, *known.image_shape], np.float32)
+    pixels = (*known.image_shape[:-1], 1) if networks.segments(model) else ()
+    labels = random.integers(known.classes, size=[2, *pixels])
+    before = model.get_weights()
+    for _ in range(2):  # the first step of the schedule has a rate of zero
+        assert np.isfinite(model.train_on_batch(images, labels)).all()
+    after = model.get_weights()
+    assert any((one != other).any() for one, other in zip(before, after))
+
+
+def test_photographs_have_one_budget_and_all_networks():
+    found = {
+        recipe.model: recipe.settings()
+        for recipe in recipes.RECIPES.values()
+        if recipe.data == "cifar10_jpeg"
+    }
+    assert {*found} == {*presets.PRESETS} - {*presets.SEGMENTERS}
+    each = {(s.epochs, s.batch_size, s.distortion) for s in found.values()}
+    assert len(each) == 1
 
 
 def test_a_recipe_trains_as_it_says(work, few, capsys):

@@ -272,3 +272,22 @@ def test_released_networks_are_those_of_the_runs(work):
         np.testing.assert_array_equal(ours, theirs)
         labels = ours.argmax(axis=1)
         assert (labels != tests.labels).sum() == card["wrong"]
+
+
+def test_half_precision_halves_a_release(work):
+    few = ["report", EFFICIENT, "--seeds", "1", "--read-only"]
+    assert main([*few, "--release", "halved", "--half"]) == 0
+    whole, half = (
+        keras.saving.load_model(f"{folder}/{EFFICIENT}.keras").get_weights()
+        for folder in ("released", "halved")
+    )
+    for one, other in zip(whole, half, strict=True):
+        assert other.dtype == one.dtype
+        np.testing.assert_array_equal(other, one.astype(np.float16))
+    sizes = [
+        pathlib.Path(folder, f"{EFFICIENT}.keras").stat().st_size
+        for folder in ("released", "halved")
+    ]
+    assert sizes[1] < 0.75 * sizes[0]
+    card = pathlib.Path("halved", f"{EFFICIENT}.md").read_text()
+    assert f"{sizes[1]:,} bytes, weights rounded to half precision" in card

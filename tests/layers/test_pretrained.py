@@ -11,7 +11,8 @@ import threading
 import numpy as np
 import pytest
 
-from tf_capsops import models
+from tf_capsops import data, models
+from tf_capsops.models.pretrained import SHIPPED
 
 _IMAGES = np.linspace(0, 1, 128, dtype=np.float32).reshape(2, 8, 8, 1)
 
@@ -58,6 +59,18 @@ def test_from_a_folder_and_from_the_one_of_the_environment(
     _assert_same(models.load_pretrained("tiny"), network)
 
 
+def test_the_network_of_the_package_reads_digits_at_once(monkeypatch):
+    monkeypatch.delenv("TF_CAPSOPS_PRETRAINED", raising=False)
+    card = json.loads((SHIPPED / "p_capsnet-digits.json").read_text())
+    assert card["command"] == "tf-capsops train --recipe p_capsnet-digits --seed 0"
+    assert (SHIPPED / "p_capsnet-digits.keras").stat().st_size == card["bytes"]
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 200_000
+    model, digits = models.load_pretrained("p_capsnet-digits"), data.load("digits")
+    labels = model.predict(digits.x_test, verbose=0).argmax(axis=1)
+    assert len(labels) == card["images"]
+    assert (labels != digits.y_test).sum() == card["wrong"] <= 2
+
+
 def test_from_a_server_again_when_it_has_another_file(url, folder, network):
     _assert_same(models.load_pretrained("tiny", url), network)
     other = models.p_capsnet((8, 8, 1), 3, (2,), (3,), (2,), pose_shape=(2, 2))
@@ -78,7 +91,8 @@ def test_another_checksum_is_named_from_both(url, folder):
 
 def test_what_is_not_there(url, folder, tmp_path_factory, monkeypatch):
     monkeypatch.delenv("TF_CAPSOPS_PRETRAINED", raising=False)
-    with pytest.raises(ValueError, match="give a folder or URL as source"):
+    text = "give a folder or URL as source.* has p_capsnet-digits, not 'tiny'"
+    with pytest.raises(ValueError, match=text):
         models.load_pretrained("tiny")
     empty = tmp_path_factory.mktemp("empty")
     for source in (f"{url}/nowhere", empty):

@@ -67,6 +67,13 @@ def _assert_same(before, after):
             "[16777216,1,1,1,1,1], [1,1,1,16777216,1,1]",
         ),
         (
+            "CapsuleConvRouting",
+            lambda: tf_capsops.capsule_conv_routing(
+                _zeros(_MANY, 1, 1, 1), _zeros(1, 1, _ROOT, _ROOT)
+            ),
+            "[16777216,1,1,1], [1,1,4096,4096], [4096,4096], [1,4096]",
+        ),
+        (
             "InqConv",
             lambda: tf_capsops.inq_conv2d(
                 _zeros(_MANY, 1, 1, 1), _zeros(1, 1, 1, _MANY, dtype=tf.uint8), 0
@@ -74,7 +81,7 @@ def _assert_same(before, after):
             "[16777216,1,1,1], [1,1,1,16777216], []",
         ),
     ],
-    ids=["prediction", "routing", "capsule_conv", "inq_conv"],
+    ids=["prediction", "routing", "capsule_conv", "conv_routing", "inq_conv"],
 )
 def test_too_large_a_result_names_op_and_shapes(name, compute, shapes):
     """2^50 bytes on a CPU; HighOrderConv's results are no larger than its inputs."""

@@ -38,13 +38,20 @@ def check(args):
 
 def run(args):
     """Evaluates and reports. Returns the exit status."""
-    from tf_capsops.cli import evaluation, networks, plots
+    from tf_capsops.cli import gone, networks
 
     model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken, takes_masks=True
     )
-    if dataset.has_masks:
-        return _segmentation(args, model, dataset, directory)
+    evaluated = _segmentation if dataset.has_masks else _classification
+    with gone.reported("and evaluate again"):
+        return evaluated(args, model, dataset, directory)
+
+
+def _classification(args, model, dataset, directory):
+    """Evaluates a network that classifies. Returns the exit status."""
+    from tf_capsops.cli import evaluation, plots
+
     scores, shown, rmse = evaluation.measure(
         model, dataset.test, args.batch_size or 256
     )
@@ -75,7 +82,7 @@ def run(args):
         result.update(evaluation.precision_and_recall(matrix))
     print(json.dumps(result) if args.json else _text(result, names), flush=True)
     if dataset.objects == 1:
-        _write(
+        write(
             args,
             directory,
             {
@@ -86,8 +93,14 @@ def run(args):
     return 0
 
 
-def _write(args, directory, files):
-    """Writes files, by functions that take their paths, where the output goes."""
+def write(args, directory, files):
+    """Writes files where the output goes.
+
+    Args:
+      args: has `output`, or None for the network's directory, and `json`.
+      directory: the network's.
+      files: functions that take a path, by name.
+    """
     output = pathlib.Path(args.output) if args.output else directory
     make_directory(output)
     names = ", ".join(files)
@@ -121,7 +134,7 @@ def _segmentation(args, model, dataset, directory):
         "confusion": matrix.tolist(),
     }
     print(json.dumps(result) if args.json else _text_of_masks(result), flush=True)
-    _write(
+    write(
         args,
         directory,
         {

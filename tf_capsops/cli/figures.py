@@ -121,7 +121,7 @@ def coefficients(model, dataset, path, count=10):
     means = each[0].mean(axis=-1)
     classes = everything.shape[-1]
     uniform = 1 / classes
-    scales = _around(uniform, means), _around(uniform, each[0])
+    scales = around(uniform, means), around(uniform, each[0])
 
     names = ["", "predicted class,\nmean over types", "predicted class,\neach capsule"]
     names += ["second class,\neach capsule"][: len(each) - 1]
@@ -133,12 +133,12 @@ def coefficients(model, dataset, path, count=10):
         middles, _ = canvas.tiles(column[0], images[np.newaxis, sample : sample + 1], 1)
         _name(column[0], middles[0], labels[sample], predicted[sample])
         frame = _frame(column[0], images[sample], model.primary_centers)
-        _under_ink(column[1], means[sample], images[sample], frame, scales[0])
+        under_ink(column[1], means[sample], images[sample], frame, scales[0])
         for axes, values in zip(column[2:], each, strict=True):
             _blocks(axes, values[sample], scales[1])
             axes.set_title(f"mean {values[sample].mean():#.2g}", fontsize=7, pad=2)
     for scale, lines in zip(scales, (rows[1:2], rows[2:]), strict=True):
-        _bar(figure, scale, lines, classes)
+        bar(figure, scale, lines, classes)
     figure.suptitle(
         f"routing coefficients of {everything[0, ..., 0].size} primary capsules\n"
         f"{np.mean(each[0] > 0.5):.1%} give the predicted class more than half of "
@@ -171,7 +171,7 @@ def comparison(models, dataset, path, count=10):
         classes = everything.shape[-1]
         best = everything[np.arange(len(images)), ..., scores.argmax(axis=1)]
         means[name] = best.mean(axis=-1)
-    scale = _around(1 / classes, np.stack([each.max() for each in means.values()]))
+    scale = around(1 / classes, np.stack([each.max() for each in means.values()]))
 
     figure = canvas.figure(max(len(images) * 1.05 + 1.7, 6), len(models) * 1.25 + 1.5)
     rows = figure.subplots(1 + len(models), len(images), squeeze=False)
@@ -183,12 +183,12 @@ def comparison(models, dataset, path, count=10):
         for sample, axes in enumerate(row):
             axes.imshow(np.zeros(images.shape[1:3]), alpha=0)  # the image's scales
             frame = _extent(images[sample], model.primary_centers)
-            _under_ink(axes, means[name][sample], images[sample], frame, scale)
+            under_ink(axes, means[name][sample], images[sample], frame, scale)
             guess = predicted[name][sample]
             if guess != labels[sample]:
                 middle = (images.shape[2] - 1) / 2
                 _name(axes, middle, labels[sample], guess)
-    _bar(figure, scale, rows[1:], classes)
+    bar(figure, scale, rows[1:], classes)
     figure.suptitle(
         "routing coefficients for the predicted class, mean over the types of primary "
         "capsule at each position",
@@ -303,13 +303,13 @@ def _name(axes, center, label, predicted):
     )
 
 
-def _around(uniform, values):
+def around(uniform, values):
     """Returns diverging colors, symmetric up to the largest of the values."""
     span = max(values.max() / uniform, 1.25)
     return ScalarMappable(LogNorm(uniform / span, uniform * span, True), "RdBu_r")
 
 
-def _bar(figure, scale, rows, classes):
+def bar(figure, scale, rows, classes):
     """Adds the scale of coefficients beside rows of axes."""
     bar = figure.colorbar(scale, ax=rows, extend="min", aspect=10 * len(rows))
     ticks = np.geomspace(scale.norm.vmin, scale.norm.vmax, 5)
@@ -343,7 +343,7 @@ def _frame(axes, image, centers):
     return left, right, bottom, top
 
 
-def _under_ink(axes, values, image, frame, scale):
+def under_ink(axes, values, image, frame, scale):
     """Shows `values` `[H', W']` in the frame, with the image's ink over them."""
     _shade(axes, values, scale, extent=frame)
     ink = 1 - image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tf_capsops import _library, data, losses, metrics, models, routing
 from tf_capsops._version import __version__
 from tf_capsops.cli import runs
+from tf_capsops.data import sources
 from tf_capsops.errors import CommandError, reported, require
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.segmenter import Segmenter
@@ -288,6 +289,8 @@ def open_model(
     if data.is_pictures(source):
         options = {**_options(directory, source, shape, classes), **options}
         options["training"] = training
+    elif sources.has_size(source) and None not in shape[:-1]:
+        options["image_size"] = shape[-3:-1]
     dataset = open_data(source, **options)
     if dataset.has_masks != segments(model):
         if segments(model):

@@ -7,7 +7,7 @@ import colorsys
 import numpy as np
 
 _GOLDEN = 0.618034  # of a turn around the hues, which sets neighbouring classes apart
-_OPACITY = 0.65
+_OPACITY = 0.4  # inside of contours
 _MOST_NAMES = 24  # classes that a legend names
 
 
@@ -20,6 +20,8 @@ def colors(classes):
 def overlaid(image, classes):
     """Returns an image in whose objects the colors of their classes show.
 
+    The outermost pixels of each object hide the image, and draw the object's contour.
+
     Args:
       image: `[H, W, C]`, from 0 to 1. Three channels are shown in color, of others the
         first in grey.
@@ -31,9 +33,17 @@ def overlaid(image, classes):
     image, classes = np.asarray(image), np.asarray(classes)
     shown = image if image.shape[-1] == 3 else np.repeat(image[..., :1], 3, axis=-1)
     color = colors(int(classes.max()) + 1)[classes]
-    opacity = np.where(classes > 0, _OPACITY, 0.0)[..., np.newaxis]
+    opacity = np.where(_contours(classes), 1.0, _OPACITY * (classes > 0))
+    opacity = opacity[..., np.newaxis]
     mixed = (1 - opacity) * np.clip(shown, 0, 1) + opacity * color
     return np.round(255 * mixed).astype(np.uint8)
+
+
+def _contours(classes):
+    """Returns which pixels of objects have one of another class at a side."""
+    around = np.pad(classes, 1, mode="edge")
+    sides = around[:-2, 1:-1], around[2:, 1:-1], around[1:-1, :-2], around[1:-1, 2:]
+    return (classes > 0) & np.any([side != classes for side in sides], axis=0)
 
 
 def middle(image):

@@ -56,6 +56,7 @@ def training_batches(
     first_epoch=0,
     *,
     num_classes=0,
+    steps=None,
 ):
     """Makes the shuffled, distorted batches of all epochs.
 
@@ -73,6 +74,7 @@ def training_batches(
         weigh all images equally.
       first_epoch: the number of the epoch to begin with.
       num_classes: of the data set, for `class_weight`.
+      steps: how many batches an epoch has, the first ones of its order; None for all.
 
     Returns:
       A `tf.data.Dataset` without an end, of images and targets, with weights of the
@@ -83,7 +85,7 @@ def training_batches(
         weights = class_weight and tf.constant(
             _balanced(samples, batch_size, num_classes)
         )
-    count = -(-len(samples) // batch_size)
+    count = steps or -(-len(samples) // batch_size)
 
     def order(epoch):
         # Numbers of epochs are below zero here, and those of batches are not.
@@ -92,7 +94,7 @@ def training_batches(
         )
         draws = tf.gather(samples.draws(epoch), shuffled)
         chosen = tf.data.Dataset.from_tensor_slices((shuffled, draws))
-        return chosen.batch(batch_size).enumerate(epoch * count)
+        return chosen.batch(batch_size).take(count).enumerate(epoch * count)
 
     def batch(number, chosen):
         images, targets = samples.make(*chosen)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws plots: loss and error over the epochs of trainings, and confusion matrices."""
+"""Draws plots: errors over epochs, confusion matrices, accuracies under attack."""
 
 import numpy as np
 
@@ -94,6 +94,46 @@ def confusion(matrix, names, path):
         axes.set_yticks(range(classes), shown, fontsize=size)
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
+    canvas.save(figure, path)
+
+
+def attacked(result, path):
+    """Draws accuracies against epsilon, and the ROC of their detection, to `path`.
+
+    Args:
+      result: what `tf-capsops attack` writes.
+      path: where the picture goes.
+    """
+    found = [each for each in result.get("detection", []) if each]
+    figure = canvas.figure(9 if found else 4.5, 3.4)
+    axes, *others = np.ravel(figure.subplots(1, 2 if found else 1))
+    epsilons = result["epsilon"]
+    lines = [("accuracy", "images that are attacked", canvas.BLUE)]
+    if "accuracy_of_source" in result:
+        lines = [("accuracy", "this network", canvas.BLUE)]
+        lines.append(("accuracy_of_source", "the attacked network", canvas.ORANGE))
+    for name, label, color in lines:
+        shown = 100 * np.asarray(result[name])
+        axes.plot(epsilons, shown, color=color, label=label, marker="o")
+    axes.set_title(f"{result['method']}, {result['images']:,} images", fontsize=10)
+    axes.set_xlabel("epsilon, the most that a pixel changes")
+    axes.set_ylabel("accuracy (%)")
+    axes.set_ylim(-2, 102)
+    if len(lines) > 1:
+        axes.legend(frameon=False)
+    for axes in others:
+        for epsilon, each in zip(epsilons, result["detection"]):
+            if each:
+                label = f"{epsilon:g}: area {each['area']:.3f}"
+                axes.plot(each["false_alarms"], each["found"], label=label)
+        axes.plot([0, 1], [0, 1], color=canvas.GREY, linewidth=0.8, linestyle=":")
+        axes.set_title("detection by reconstruction, for each epsilon", fontsize=10)
+        axes.set_xlabel("clean images that raise an alarm")
+        axes.set_ylabel("misread images that are found")
+        axes.legend(frameon=False, fontsize=7)
+    for axes in figure.axes:
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
     canvas.save(figure, path)
 
 

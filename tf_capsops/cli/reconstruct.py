@@ -36,6 +36,15 @@ def add_arguments(parser):
         default=40,
         help="test images in reconstructions.png, for capsnet (default: %(default)s)",
     )
+    parser.add_argument(
+        "--routing",
+        type=options.int_from(0),
+        nargs="?",
+        const=0,
+        metavar="NUMBER",
+        help="draw instead, as routing.png, which parts of one test image are routed "
+        "to its classes, on its pixels (default: the first one, 0)",
+    )
 
 
 def check(args):
@@ -50,34 +59,62 @@ def run(args):
     from tf_capsops.cli import figures, networks
     from tf_capsops.models.autoencoder import Autoencoder
 
+    parts = args.routing is not None
     model, dataset, directory = networks.open_model(
-        args.model, args.data, skip_broken=args.skip_broken
+        args.model, args.data, skip_broken=args.skip_broken, takes_masks=parts
     )
+    if parts:
+        return _draw(args, directory, _of_parts(args, model, dataset, directory))
     draws, routes = isinstance(model, Autoencoder), _routes(model)
     if not (draws or routes):
         raise CommandError(
             f"the {model.name} in {directory} has no decoder to reconstruct images, "
             "and no routing to draw: give another network"
         )
-    output = pathlib.Path(args.output) if args.output else directory
     pictures = {}
     if draws:
-        pictures["reconstructions"] = functools.partial(
-            figures.reconstructions, count=args.images
-        )
+        reconstructions = functools.partial(figures.reconstructions, count=args.images)
+        pictures["reconstructions"] = reconstructions
         pictures["perturbations"] = figures.perturbations
     if routes:
         pictures["coefficients"] = figures.coefficients
+    pictures = {
+        stem: functools.partial(draw, model, dataset) for stem, draw in pictures.items()
+    }
     if args.beside:
         models = _beside(args, model, dataset, directory)
-        pictures["comparison"] = lambda _, *others: figures.comparison(models, *others)
+        pictures["comparison"] = functools.partial(figures.comparison, models, dataset)
+    return _draw(args, directory, pictures)
+
+
+def _draw(args, directory, pictures):
+    """Draws pictures, by functions that take their paths. Returns the exit status."""
+    output = pathlib.Path(args.output) if args.output else directory
     make_directory(output)
     with reported(OSError):
         for stem, draw in pictures.items():
             partial = output / f"partial-{stem}.png"
-            draw(model, dataset, partial)
+            draw(partial)
             print(_keep(partial, output, stem))
     return 0
+
+
+def _of_parts(args, model, dataset, directory):
+    """Returns what draws the routing of one image, by the stem of its file."""
+    from tf_capsops.cli import parts
+    from tf_capsops.models import SegCaps
+
+    if args.beside:
+        raise CommandError("--routing draws one network: no --beside")
+    if not isinstance(model, SegCaps) or model.num_classes == 1:
+        _check_routes(model, directory)
+    if args.routing >= len(dataset.test):
+        raise CommandError(
+            f"--routing must be one of {len(dataset.test)} test images from 0 on, got "
+            f"{args.routing}"
+        )
+    draw = functools.partial(parts.draw, model, dataset, number=args.routing)
+    return {"routing": draw}
 
 
 def _routes(model):

@@ -186,7 +186,8 @@ def read_config(directory):
 def read_training(directory):
     """Returns how a run was trained.
 
-    That is epochs, batch_size, learning_rate, distortion, validation and class_weight.
+    That is epochs, steps_per_epoch, batch_size, learning_rate, distortion, validation
+    and class_weight.
     What `config.json` does not say, as where there is none, is a usual value.
 
     Raises:
@@ -194,7 +195,8 @@ def read_training(directory):
     """
     usual = {"epochs": 50, "batch_size": 128, "learning_rate": 0.001, "distortion": {}}
     path, config = directory / CONFIG, read_config(directory)
-    found = _checked(path, config, {**usual, "validation": None, "class_weight": None})
+    none = dict.fromkeys(("steps_per_epoch", "validation", "class_weight"))
+    found = _checked(path, config, {**usual, **none})
     found["distortion"] = presets.Distortion(**found["distortion"])
     return {**found, "learning_rate": float(found["learning_rate"])}
 
@@ -267,6 +269,10 @@ _AMOUNTS = [field.name for field in dataclasses.fields(presets.Distortion)]
 # Requirements of each entry, in words and as a test.
 _ENTRIES = {
     "epochs": ("an integer >= 1", _is_int(1)),
+    "steps_per_epoch": (
+        "an integer >= 1 or null",
+        lambda value: value is None or _is_int(1)(value),
+    ),
     "batch_size": ("an integer >= 1", _is_int(1)),
     "learning_rate": ("a positive number", _is_positive),
     "distortion": (f"an object of {', '.join(_AMOUNTS)}, numbers >= 0", _is_distortion),

@@ -110,6 +110,7 @@ def settings(args, dataset=None):
         "routing_iterations": given["routing_iterations"] if routing else None,
         "routing_gradient": gradient if gradient != "all" else None,
         "epochs": given["epochs"] or preset.epochs,
+        "steps_per_epoch": given["steps_per_epoch"],
         "batch_size": given["batch_size"] or preset.batch_size,
         "learning_rate": given["learning_rate"] or preset.learning_rate,
         "distortion": _distortion(given, preset, dataset).entries,

@@ -37,7 +37,8 @@ def _add_data(group):
         metavar="PIXELS",
         help="resize the pictures of a folder to this height and width, or height "
         "alone if they are the same; cut and pad volumes to this depth, height and "
-        "width (default: the size that all have)",
+        "width; put segmented or moving digits on images of this size (default: the "
+        "size that all have)",
     )
     group.add_argument(
         "--color-mode",
@@ -119,6 +120,12 @@ def _add_schedule(group):
         "--epochs",
         type=options.positive_int,
         help=f"how often to train on every image (default: {preset})",
+    )
+    group.add_argument(
+        "--steps-per-epoch",
+        type=options.positive_int,
+        help="end an epoch after so many batches; the next one chooses anew from all "
+        "images (default: as many as all images make)",
     )
     rate = "the highest; it rises from zero in the first twentieth of the training, and"
     options.add_batches(group, preset, f"{rate} then falls to zero", preset)

@@ -14,6 +14,7 @@ from tf_capsops.cli import (
     callbacks,
     distribution,
     figures,
+    gone,
     networks,
     pipeline,
     plots,
@@ -21,7 +22,6 @@ from tf_capsops.cli import (
     runs,
     train,
 )
-from tf_capsops.data import volumes
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.models import autoencoder, grouping
@@ -43,7 +43,7 @@ def run(args):
     changed = args.recipe and train.changes(args.recipe, trained)
     dataset = pipeline.held_out(dataset, args.validation)
     epochs, batch_size = trained["epochs"], trained["batch_size"]
-    steps = -(-len(dataset.train) // batch_size)
+    steps = _steps(trained, dataset)
 
     # The network.
     seed = None if args.nondeterministic else args.seed
@@ -55,7 +55,7 @@ def run(args):
 
     # The run.
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    whole = len(dataset.train) // batch_size
+    whole = min(steps, len(dataset.train) // batch_size)
     at_once = grouping.steps_at_once(whole) if on_gpu else 1
     config = {
         "data": data.absolute(source),
@@ -105,6 +105,12 @@ def _made(trained, dataset):
         ) from error
 
 
+def _steps(config, dataset):
+    """Returns how many batches an epoch has."""
+    every = -(-len(dataset.train) // config["batch_size"])
+    return min(every, config["steps_per_epoch"] or every)
+
+
 def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     """Trains, saves and reports.
 
@@ -125,13 +131,14 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     """
     strategy = model.distribute_strategy
     epochs, batch_size = config["epochs"], config["batch_size"]
-    steps = -(-len(dataset.train) // batch_size)
+    steps = _steps(config, dataset)
     # Not by `compile`, whose arguments the file of the model keeps.
     model.steps_per_execution = config["steps_per_execution"]
     batches = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
         *(config["seed"], config["class_weight"], epoch),
         num_classes=dataset.num_classes,
+        steps=steps,
     )
     tests_at_once = distribution.test_batch_size(strategy, len(dataset.test))
     if dataset.has_masks:  # which take as much memory as images
@@ -142,7 +149,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     clock = callbacks.Clock()
     boards = callbacks.Boards(directory / "tensorboard")
     saved = callbacks.Checkpoints(directory, history or {})
-    with callbacks.Hold() as hold:
+    with callbacks.Hold() as hold, gone.reported("and go on with --resume"):
         try:
             seconds, stopped = hold.fit(
                 model,
@@ -159,19 +166,6 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
             raise CommandError(
                 "another worker has ended, and with it the run: start all of them "
                 "again, with --resume, to go on from the last checkpoint"
-            ) from error
-        except tf.errors.NotFoundError as error:
-            raise CommandError(
-                f"a picture is gone: {error.message.splitlines()[0]}; put it back, and "
-                "go on with --resume"
-            ) from error
-        except tf.errors.InvalidArgumentError as error:
-            fault = volumes.fault(error)
-            if not fault:
-                raise
-            raise CommandError(
-                f"a volume is gone or damaged: {fault}; put it back, and go on with "
-                "--resume"
             ) from error
         _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
     return INTERRUPTED if stopped else 0

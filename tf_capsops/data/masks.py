@@ -163,7 +163,7 @@ def _greys_of(path):
 def like(path, classes):
     """Returns classes `[H, W]` in the size of a picture, that of the nearest pixel."""
     with tf.device("CPU:0"):
-        size = tf.shape(_grey(os.fsencode(path)))[:2]
+        size = tf.shape(pictures.pixels(os.fsencode(path)))[:2]
         return _resized(classes[..., np.newaxis], size).numpy()[..., 0]
 
 

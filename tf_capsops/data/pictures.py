@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_capsops import _console
 from tf_capsops.arguments import positive_pair
-from tf_capsops.data import folders
+from tf_capsops.data import folders, orientation
 from tf_capsops.data.samples import Samples, on_processor
 from tf_capsops.untuned import untuned
 
@@ -203,7 +203,7 @@ def decoded(path, image_shape):
         the picture.
     """
     *size, channels = image_shape
-    picture = _with_channels(_decoded(path), channels)
+    picture = _with_channels(pixels(path), channels)
     if None in size:
         return picture / 255
 
@@ -216,8 +216,11 @@ def decoded(path, image_shape):
     return tf.ensure_shape(tf.clip_by_value(picture / 255, 0.0, 1.0), image_shape)
 
 
-def _decoded(path):
-    return tf.io.decode_image(tf.io.read_file(path), expand_animations=False)
+def pixels(path):
+    """Returns what is in a picture's file, uint8 `[H, W, C]`, upright."""
+    contents = tf.io.read_file(path)
+    picture = tf.io.decode_image(contents, expand_animations=False)
+    return orientation.upright(picture, contents)
 
 
 def _with_channels(picture, channels):
@@ -240,7 +243,7 @@ def shapes_of(paths):
     """Returns height, width and channels of each picture, zeros where it is broken."""
 
     def shape(number, path):
-        return number, tf.shape(_decoded(path))
+        return number, tf.shape(pixels(path))
 
     files = np.array([os.fsencode(path) for path in paths], np.object_)
     shapes = np.zeros([len(paths), 3], np.int64)

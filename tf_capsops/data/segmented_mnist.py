@@ -6,6 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
+from tf_capsops.arguments import positive_pair
 from tf_capsops.data.multimnist import Paired, Pairs
 from tf_capsops.data.samples import place
 
@@ -31,9 +32,12 @@ class SegmentedMnist(Paired):
     Args:
       base: the `Dataset` of single digits.
       seed: an int, from which all samples follow.
+      image_size: (height, width) of an image, or one number for both, at least those of
+        a digit; None for the size above.
 
     Raises:
-      ValueError: if a part of `base` has fewer than two classes.
+      ValueError: if a part of `base` has fewer than two classes, or a digit is larger
+        than an image.
 
     >>> from tf_capsops import data
     >>> digits = data.SegmentedMnist(data.load("digits"))
@@ -44,8 +48,19 @@ class SegmentedMnist(Paired):
     ['background', '0']
     """
 
+    image_size: tuple | int | None = None
+
     name = "segmented_mnist"
     has_masks = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        digit = self.base.image_shape[:2]
+        if any(small < large for small, large in zip(self._size(), digit)):
+            raise ValueError(
+                f"{self.name}: image_size must be {digit} or more, as digits of "
+                f"{self.base.name} have, got {self.image_size}"
+            )
 
     @property
     def num_classes(self):
@@ -57,9 +72,13 @@ class SegmentedMnist(Paired):
 
     @property
     def image_shape(self):
-        *size, channels = self.base.image_shape
-        size = [-(-(side + 2 * MARGIN) // MULTIPLE) * MULTIPLE for side in size]
-        return (*size, channels)
+        return (*self._size(), self.base.image_shape[-1])
+
+    def _size(self):
+        if self.image_size is not None:
+            return positive_pair(self.name, "image_size", self.image_size)
+        digit = self.base.image_shape[:2]
+        return tuple(-(-(side + 2 * MARGIN) // MULTIPLE) * MULTIPLE for side in digit)
 
     def _samples(self, images, labels, testing):
         return _Masked(self, images, labels, testing)
@@ -81,9 +100,11 @@ class MovingMnist(SegmentedMnist):
     Args:
       base: the `Dataset` of single digits.
       seed: an int, from which all samples follow.
+      image_size: that of a frame, as for `SegmentedMnist`.
 
     Raises:
-      ValueError: if a part of `base` has fewer than two classes.
+      ValueError: if a part of `base` has fewer than two classes, or a digit is larger
+        than a frame.
 
     >>> from tf_capsops import data
     >>> moving = data.MovingMnist(data.load("digits"))

@@ -47,11 +47,13 @@ def load(source, seed=0, **options):
           `"multimnist:FILE.npz"`.
       seed: an int, from which follow generated samples, and which pictures are for
         testing.
-      **options: for folders of pictures alone:
+      **options: for folders of pictures alone, but for the first:
 
         * `image_size`: (height, width) that pictures are resized to, without regard to
           their proportions; (depth, height, width) that volumes are cut or padded to,
-          about the middle; None for their own, if they all have the same;
+          about the middle; None for their own, if they all have the same. Of images of
+          `"segmented_mnist"` and frames of `"moving_mnist"`, whose digits keep their
+          size;
         * `color_mode`: `"rgb"` or `"grayscale"`, which pictures are converted to; None
           for what they are, if they all are the same. An alpha channel is dropped;
         * `test_share`: how much of each class is for testing, where the folder has no
@@ -82,10 +84,12 @@ def load(source, seed=0, **options):
     source = os.fspath(source)
     kind, base = _parts(source)
     if kind:
+        # Digits keep their size.
+        size = {"image_size": options.pop("image_size", None)} if has_size(kind) else {}
         base = _plain(base, seed, options, f"{kind}:")
         if isinstance(base, pictures.Pictures):
             raise ValueError(f"{kind} is made of arrays of digits, not of {base.name}")
-        loaded = _GENERATED[kind](base, seed)
+        loaded = _GENERATED[kind](base, seed, **size)
     else:
         loaded = _plain(source, seed, options)
     given = [name for name in _OF_PICTURES if options.get(name)]
@@ -105,6 +109,17 @@ def is_pictures(source):
     source = os.fspath(source)
     named = source in _NAMES or _parts(source)[0]
     return not named and os.path.isdir(source) and not files.has_idx(source)
+
+
+def has_size(source):
+    """Whether a `source` of `load` makes images of any `image_size`.
+
+    >>> from tf_capsops.data import sources
+    >>> sources.has_size("segmented_mnist:digits"), sources.has_size("multimnist")
+    (True, False)
+    """
+    kind, _ = _parts(os.fspath(source))
+    return kind in _GENERATED and _GENERATED[kind].has_masks
 
 
 def absolute(source):

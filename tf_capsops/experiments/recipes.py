@@ -68,7 +68,10 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a data set must be like, by which a file of another one is told."""
+    """What a data set must be like, by which a file of another one is told.
+
+    One that is a `folder` is where `--data` says, or the folder of its name.
+    """
 
     image_shape: tuple
     classes: int
@@ -76,6 +79,7 @@ class Data:
     tests: int
     license: str
     generated: bool = False
+    folder: bool = False
 
 
 _MNIST_LICENSE = "CC BY-SA 3.0"
@@ -85,12 +89,43 @@ DATA = {
     "fashion_mnist": Data((28, 28, 1), 10, 60_000, 10_000, "MIT"),
     "multimnist": Data((36, 36, 1), 10, 60_000, 10_000, _MNIST_LICENSE, True),
     "affine_mnist": Data((40, 40, 1), 10, 60_000, 10_000, _MNIST_LICENSE, True),
+    "segmented_mnist": Data((40, 40, 1), 11, 60_000, 10_000, _MNIST_LICENSE, True),
+    "moving_mnist": Data((16, 40, 40, 1), 11, 60_000, 10_000, _MNIST_LICENSE, True),
+    # CIFAR-10 as JPEG files in folders of classes below train/ and test/: what their
+    # compression loses, no network sees.
+    "cifar10_jpeg": Data((32, 32, 3), 10, 50_000, 10_000, "not stated", folder=True),
 }
 
 # Generated images are shifted as their data set says, and no further.
 _GENERATED = {"distortion": presets.Distortion()}
 # With pooling, and units for as many parameters as the capsnet has.
 _PLAIN = {"pool_size": 2, "units": (3258, 192)}
+
+
+# The networks for small photographs, each by its recipe's name, and one budget.
+_PHOTOGRAPHS = {
+    "capsnet": ("capsnet", "sabour"),
+    "p_capsnet": ("p_capsnet", "compact"),
+    "em": ("matrix_capsnet", "compact"),
+    "vb": ("matrix_capsnet", "compact"),
+    "efficient_capsnet": ("efficient_capsnet", "compact"),
+    "deepcaps": ("deepcaps", "paper"),
+    "convnet": ("convnet", "compact"),
+}
+_BUDGET = {
+    "epochs": 30,
+    "batch_size": 128,
+    "distortion": presets.Distortion(shift=4.0, flip=0.5),
+}
+_DEEPCAPS = "Rajasegaran et al. 2019"
+_DRAWN = {"epochs": 10}  # of 60,000 images with masks, which are drawn anew each time
+
+
+def _of_photographs(name):
+    model, preset = _PHOTOGRAPHS[name]
+    routing = name if model == "matrix_capsnet" else None
+    paper = Paper("7.3% to 9%", _DEEPCAPS) if name == "deepcaps" else None
+    return Recipe("cifar10_jpeg", model, preset, routing, _BUDGET, paper)
 
 
 def _quantized(data, preset, bits):
@@ -184,6 +219,24 @@ RECIPES = {
     "inq5-mnist": _quantized("mnist", "sabour", 5),
     "inq4-mnist": _quantized("mnist", "sabour", 4),
     "inq3-mnist": _quantized("mnist", "sabour", 3),
+    "deepcaps-mnist": Recipe("mnist", "deepcaps", "paper"),
+    "deepcaps-fashion_mnist": Recipe(
+        "fashion_mnist",
+        "deepcaps",
+        "paper",
+        changes={"distortion": presets.Distortion(shift=2.0, flip=0.5)},
+        paper=Paper("5.27%", _DEEPCAPS),
+    ),
+    **{f"{name}-cifar10_jpeg": _of_photographs(name) for name in _PHOTOGRAPHS},
+    "segcaps-segmented_mnist": Recipe(
+        "segmented_mnist", "segcaps", "compact", changes=_DRAWN
+    ),
+    "unet-segmented_mnist": Recipe(
+        "segmented_mnist", "unet", "compact", changes=_DRAWN
+    ),
+    "ucaps3d-moving_mnist": Recipe(
+        "moving_mnist", "ucaps3d", "compact", changes=_DRAWN
+    ),
 }
 
 

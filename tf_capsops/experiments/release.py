@@ -5,8 +5,10 @@
 import hashlib
 import json
 import shutil
+import zipfile
 
 import keras
+import numpy as np
 
 from tf_capsops.cli import quantization, runs
 from tf_capsops.errors import make_directory, reported
@@ -21,7 +23,8 @@ _CARD = """# {name}
 | images | {shape}, values from 0 to 1 |
 | classes | {classes} |
 | trained on | {data}, {training:,} images |
-| test error | {error:.2%}: {wrong} of {images:,} images wrong |
+| {judged} | {outcome} |
+| file | {bytes:,} bytes{rounded} |
 | made by | `{command}` with tf_capsops at {commit}, on {machine} |
 | license | of the weights Apache-2.0, of the data {license} |
 
@@ -33,7 +36,7 @@ The network is that of seed {seed}, the first one found, not the best of several
 """
 
 
-def write(folder, entries, names, root):
+def write(folder, entries, names, root, half=False):
     """Writes networks, cards and the manifest of their checksums.
 
     Args:
@@ -41,6 +44,8 @@ def write(folder, entries, names, root):
       entries: as `results.read` returns them.
       names: of recipes; those without a finished run below `root` are passed over.
       root: where the runs are.
+      half: whether weights are rounded to half precision, with which a file takes half
+        of its bytes. Quantized ones keep theirs.
     """
     make_directory(folder)
     with reported(OSError, ValueError):
@@ -50,20 +55,24 @@ def write(folder, entries, names, root):
             for entry in entries.get(name, {"runs": []})["runs"]:
                 run = results.finished(root, name, entry["seed"])
                 if run is not None:
-                    content[name] = _write(folder, name, entry, run)
+                    content[name] = _write(folder, name, entry, run, half)
                     break
         runs.write_json(manifest, content)
 
 
-def _write(folder, name, entry, run):
+def _write(folder, name, entry, run, half):
     """Writes a network and its card; returns its entry of the manifest."""
     recipe = recipes.find(name)
+    half = half and not recipe.bits
     path = folder / f"{name}.keras"
     if recipe.bits:
         shutil.copy(run / quantization.CODES, path)
     else:
-        model = keras.saving.load_model(run / runs.MODEL)
-        quantization.bare_copy(model).save(path)
+        model = quantization.bare_copy(keras.saving.load_model(run / runs.MODEL))
+        if half:
+            model.set_weights([_rounded(each) for each in model.get_weights()])
+        model.save(path)
+    _pack(path)
     data = recipes.DATA[recipe.data]
     card = {
         "name": name,
@@ -76,19 +85,54 @@ def _write(folder, name, entry, run):
         "data": recipe.data,
         "training": data.training,
         "images": entry["images"],
-        "wrong": entry["wrong"],
-        "error": entry["wrong"] / entry["images"],
+        **_outcome(entry),
         "command": f"tf-capsops train --recipe {name} --seed {entry['seed']}",
         "seed": entry["seed"],
         "commit": entry["commit"][:12],
         "machine": entry["machine"],
         "license": data.license,
+        "bytes": path.stat().st_size,
+        "half": half,
     }
     runs.write_json(path.with_suffix(".json"), card)
     shape = " x ".join(map(str, data.image_shape))
-    text = {**card, "shape": shape, "classes": ", ".join(card["classes"])}
+    judged, outcome = "test", results.one_error(entry)
+    if "wrong" in entry:
+        judged = "test error"
+        outcome += f": {entry['wrong']} of {entry['images']:,} images wrong"
+    text = {
+        **card,
+        "judged": judged,
+        "outcome": outcome,
+        "shape": shape,
+        "classes": ", ".join(card["classes"]),
+    }
+    text["rounded"] = ", weights rounded to half precision" if half else ""
     path.with_suffix(".md").write_text(_CARD.format(**text))
     return {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "bytes": path.stat().st_size,
+        "bytes": card["bytes"],
     }
+
+
+def _outcome(entry):
+    """Returns what a card has of a run's test: images wrong, or Dice coefficient."""
+    if "dice" in entry:
+        return {"dice": entry["dice"]}
+    return {"wrong": entry["wrong"], "error": entry["wrong"] / entry["images"]}
+
+
+def _rounded(weights):
+    """Returns weights as half precision has them, in their own type."""
+    if not np.issubdtype(weights.dtype, np.floating):
+        return weights
+    return weights.astype(np.float16).astype(weights.dtype)
+
+
+def _pack(path):
+    """Deflates a `.keras` file, which Keras writes as it is."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, each in content.items():
+            archive.writestr(name, each)

@@ -22,7 +22,7 @@ def add_arguments(parser):
         "recipes",
         metavar="RECIPE",
         nargs="*",
-        help=f"what to train and report (default: all, which are "
+        help=f"what to train and report (default: all whose data can be had, of "
         f"{', '.join(recipes.RECIPES)})",
     )
     parser.add_argument(
@@ -64,6 +64,11 @@ def add_arguments(parser):
         help="also write the network of each recipe's first seed there, with a card "
         "each, for `tf_capsops.models.load_pretrained`",
     )
+    parser.add_argument(
+        "--half",
+        action="store_true",
+        help="round the weights of --release to half precision: files half as large",
+    )
 
 
 def seeds(text):
@@ -102,7 +107,11 @@ def run(args):
     from tf_capsops.cli import plots
     from tf_capsops.experiments import release, results, variants
 
-    names = args.recipes or list(recipes.RECIPES)
+    names = args.recipes or [
+        name
+        for name, recipe in recipes.RECIPES.items()
+        if _has_data(recipe, dict(args.data)) or args.read_only
+    ]
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
     entries, others = results.read(path), variants.read(path)
     failed = []
@@ -137,11 +146,18 @@ def run(args):
     else:
         print(f"there are no runs of recipes in {root} to draw\nwrote {path}")
     if args.release:
-        release.write(pathlib.Path(args.release), entries, names, root)
+        folder = pathlib.Path(args.release)
+        release.write(folder, entries, names, root, args.half)
         print(f"wrote {args.release}")
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _has_data(recipe, files):
+    """Whether there is what a recipe trains on; only a folder has to be given."""
+    folder = recipes.DATA[recipe.data].folder
+    return not folder or recipe.data in files or pathlib.Path(recipe.data).is_dir()
 
 
 def _train(name, seed, root, args):

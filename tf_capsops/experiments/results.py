@@ -30,7 +30,6 @@ _COLUMNS = (
 _KEPT = (
     "part",
     "images",
-    "wrong",
     "parameters",
     "seconds_per_epoch",
     "peak_bytes",
@@ -123,6 +122,8 @@ def add(entries, name, seed, run):
 def outcome(directory):
     """Returns a finished run's result.json, with the images it got wrong by epoch.
 
+    With masks, that is the share that Dice coefficients lack of 1, as so many images.
+
     The machine has its name instead of its description.
 
     Raises:
@@ -132,14 +133,17 @@ def outcome(directory):
     history = runs.read_json(directory / runs.HISTORY)
     try:
         on, images = result["machine"], result["images"]
-        accuracies = callbacks.accuracies(history)[1]
+        judged = "dice" if "dice" in result else "wrong"
+        by_epoch = callbacks.accuracies(history)[1]
+        if judged == "dice":
+            by_epoch = history["val_dice"]
         return {
-            **{key: result[key] for key in _KEPT},
+            **{key: result[key] for key in (*_KEPT, judged)},
             "machine": label(on),
             "commit": on["commit"],
             "date": on["date"],
             "tensorflow": on["versions"]["tensorflow"],
-            "wrong_by_epoch": [round((1 - each) * images) for each in accuracies],
+            "wrong_by_epoch": [round((1 - each) * images) for each in by_epoch],
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CommandError(f"{directory} does not hold the outcome of a run") from error
@@ -248,11 +252,20 @@ def _measured(found):
 
 
 def error(found):
-    """Returns mean and deviation of the errors of runs, and how many there are."""
-    errors = [run["wrong"] / run["images"] for run in found]
-    mean = f"{statistics.fmean(errors):.2%}"
-    deviation = f" ± {statistics.stdev(errors):.2%}" if len(errors) > 1 else ""
-    return f"{mean}{deviation} ({len(errors)})"
+    """Returns mean and deviation of the errors of runs, and how many there are.
+
+    Of networks that segment, it is Dice coefficients.
+    """
+    values = [run.get("dice", run.get("wrong", 0) / run["images"]) for run in found]
+    before, form = ("Dice ", ".4f") if "dice" in found[0] else ("", ".2%")
+    mean = f"{before}{statistics.fmean(values):{form}}"
+    deviation = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
+    return f"{mean}{deviation} ({len(values)})"
+
+
+def one_error(run):
+    """Returns the error of one run, or its Dice coefficient."""
+    return error([run]).removesuffix(" (1)")
 
 
 def machines(found):

@@ -95,7 +95,7 @@ def table(variants):
     # The row of a recipe comes before those of its variants.
     for key in sorted(groups, key=lambda key: (order.index(key[0]), key[1] != "")):
         found = sorted(groups[key], key=lambda run: run["seed"] or 0)
-        each = (f"{run['seed']}: {run['wrong'] / run['images']:.2%}" for run in found)
+        each = (f"{run['seed']}: {results.one_error(run)}" for run in found)
         seeds = ", ".join(each)
         rows.append([*key, results.error(found), seeds, results.machines(found)])
     return {"columns": list(_COLUMNS), "rows": rows}

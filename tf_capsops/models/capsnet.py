@@ -152,6 +152,13 @@ class CapsNet(Autoencoder):
             )
         )
 
+    @property
+    def primary_field(self):
+        """Returns the height and width of a primary capsule's receptive field."""
+        conv, primary, _ = self.encoder.layers
+        fields = zip(conv.kernel_size, primary.kernel_size, strict=True)
+        return tuple(first + second - 1 for first, second in fields)
+
 
 def capsnet(*args, **kwargs):
     """The capsule network of Sabour, Frosst and Hinton (2017), with its decoder.

@@ -71,6 +71,21 @@ class CapsuleClassifier(FunctionalModel):
         Raises:
           ValueError: if no layer of the model routes, as in a `convnet`.
         """
+        centers, _ = self._receptive_fields()
+        return centers
+
+    @property
+    def primary_field(self):
+        """Returns the height and width of a primary capsule's receptive field.
+
+        Raises:
+          ValueError: if no layer of the model routes, as in a `convnet`.
+        """
+        _, field = self._receptive_fields()
+        return field
+
+    def _receptive_fields(self):
+        """Returns `primary_centers` and `primary_field`."""
         (first, *_) = self._routed_layers()
         convolutions = [
             layer
@@ -79,14 +94,15 @@ class CapsuleClassifier(FunctionalModel):
         ]
         poses, _ = first.input
         sizes = poses.shape[1:3] if len(poses.shape) == 6 else (1, 1)
-        centers = []
+        centers, field = [], []
         for axis, size in enumerate(sizes):
-            start, step = 0.0, 1
+            behind, step = 0, 1
             for layer in convolutions:
-                start += step * (layer.kernel_size[axis] - 1) / 2
+                behind += step * (layer.kernel_size[axis] - 1)
                 step *= layer.strides[axis]
-            centers.append(start + step * np.arange(size))
-        return tuple(centers)
+            centers.append(behind / 2 + step * np.arange(size))
+            field.append(behind + 1)
+        return tuple(centers), tuple(field)
 
     def _routed_layers(self):
         layers = [layer for layer in self.layers if isinstance(layer, Routed)]

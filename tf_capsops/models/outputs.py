@@ -95,7 +95,7 @@ def with_integers(owner, arguments, objects):
     """
 
     def wrapped(entry, wrapper):
-        if not _is_sparse(entry):
+        if not is_sparse(entry):
             return entry
         if objects > 1:
             raise ValueError(
@@ -114,7 +114,7 @@ def with_integers(owner, arguments, objects):
     return changed
 
 
-def _is_sparse(entry):
+def is_sparse(entry):
     """Returns whether a loss or metric, in any form of Keras, wants integers."""
     names = [entry] if isinstance(entry, str) else [getattr(entry, "__name__", "")]
     names += [each.__name__ for each in type(entry).__mro__]

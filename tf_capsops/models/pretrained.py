@@ -10,6 +10,7 @@ import pathlib
 import keras
 
 MANIFEST = "manifest.json"
+SHIPPED = pathlib.Path(__file__).with_name("shipped")  # with the package
 _VARIABLE = "TF_CAPSOPS_PRETRAINED"
 
 
@@ -23,15 +24,19 @@ def load_pretrained(name, source=None):
       name: the network's, which is that of the recipe that it was trained with.
       source: the folder, or a URL that it is served at, from where files are kept in
         Keras' cache; None for what the environment variable TF_CAPSOPS_PRETRAINED
-        says. The package itself holds no networks.
+        says, or else for the package itself, which holds "p_capsnet-digits", for images
+        `[8, 8, 1]` of scikit-learn's digits.
 
     Returns:
       A Keras model, built and not compiled.
 
     Raises:
-      ValueError: if there is no source, the manifest is not readable or lacks the
-        name, or the file is missing or has another checksum; the message says which.
+      ValueError: if the manifest is not readable or lacks the name, or the file is
+        missing or has another checksum; the message says which.
 
+    >>> model = tf_capsops.models.load_pretrained("p_capsnet-digits")
+    >>> model.predict(np.zeros([1, 8, 8, 1], "float32"), verbose=0).shape
+    (1, 10)
     >>> import hashlib, json, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> model = tf_capsops.models.p_capsnet((28, 28, 1), 10)
@@ -43,12 +48,14 @@ def load_pretrained(name, source=None):
     82336
     """
     source = source or os.environ.get(_VARIABLE)
-    if not source:
-        raise ValueError(
-            f"load_pretrained: give a folder or URL as source, or in {_VARIABLE}"
-        )
-    source = os.fspath(source)
+    is_shipped = not source
+    source = os.fspath(source or SHIPPED)
     manifest = _manifest(source)
+    if is_shipped and name not in manifest:
+        raise ValueError(
+            f"load_pretrained: give a folder or URL as source, or in {_VARIABLE}: the "
+            f"package has {', '.join(manifest)}, not {name!r}"
+        )
     if name not in manifest:
         known = ", ".join(manifest) or "nothing"
         raise ValueError(f"load_pretrained: {source} has {known}, not {name!r}")

@@ -7,12 +7,14 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import not_negative
+from tf_capsops.arguments import image_range, not_negative
 from tf_capsops.layers import Length, SlimCaps2D, SlimCaps2DTranspose
 from tf_capsops.losses import MarginLoss
 from tf_capsops.models.segmenter import Segmenter, drawing_decoder, foreground
 from tf_capsops.models.sizes import checked_sizes, sizes_of
+from tf_capsops.ops.capsule_routing import plain_agreement
 from tf_capsops.registered import registered
+from tf_capsops.shapes import dimensions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +45,11 @@ _SIZES = {
         decoder_units=(64, 128),
     ),
     "small": _Sizes(
-        filters=8,
-        down=(((2, 8), (2, 8)), ((2, 16), (4, 16)), ((4, 16), (4, 16))),
-        up=(((4, 16), (2, 16)), ((2, 8), (2, 8)), ((2, 8),)),
+        # Few types of many numbers. With capsules of 8 numbers, the network takes twice
+        # as many steps to tell digits apart.
+        filters=16,
+        down=(((1, 16), (2, 16)), ((2, 16), (2, 16)), ((2, 32), (2, 32))),
+        up=(((2, 16), (2, 16)), ((1, 16), (2, 16)), ((1, 16),)),
         capsule_dim=8,
         decoder_units=(16, 32),
     ),
@@ -91,7 +95,7 @@ def segcaps(
         a background, as in the paper.
       variant: `"R3"`: all layers but the first one route with three iterations; or
         `"R1"`: only those that change the height and width do, the others with one.
-      size: `"paper"` or `"small"`, which has a tenth of its weights.
+      size: `"paper"` or `"small"`, which has an eighth of its weights.
       reconstruction_weight: the weight of the reconstruction's summed squared error.
         The paper's is 131.072 of the mean over 512 x 512 pixels, which is the same.
       name: the model's name.
@@ -220,6 +224,43 @@ class SegCaps(Segmenter):
             self.owner, "reconstruction_weight", reconstruction_weight
         )
         super().__init__(network, decoder, **kwargs)
+
+    primary_field = 1, 1  # pixels that `routing_coefficients` has capsules for
+
+    def routing_coefficients(self, images):
+        """Returns how the last layer divides the capsules of each pixel among classes.
+
+        The c of its last iteration. Not differentiable.
+
+        Args:
+          images: `[B, H, W, C]`.
+
+        Returns:
+          `[B, H, W, types, num_classes]`, not negative, and of sum one over the
+          classes; `1 / num_classes` for a layer of one iteration, as of `"R1"`.
+
+        Raises:
+          ValueError: if there is one class, to which all capsules are routed.
+        """
+        if self.num_classes == 1:
+            raise ValueError(
+                f"{self.owner}: all capsules are routed to the one class: there are no "
+                "coefficients"
+            )
+        layer = self.network.get_layer("class_caps")
+        images = tf.convert_to_tensor(image_range(self.owner, images))
+        capsules = keras.Model(self.network.input, layer.input)(images)
+        capsules, kernel, bias = (
+            tf.cast(each, tf.float32) for each in (capsules, layer.kernel, layer.bias)
+        )
+        batch, height, width, types, _ = dimensions(capsules)
+        votes = tf.einsum("nyxik,kjd->nyxjid", capsules, kernel[0, 0])
+        votes = tf.reshape(votes, [-1, *dimensions(votes)[3:]])
+        logits = tf.zeros([len(votes), self.num_classes, 1, types])
+        iterations = layer.routing_iterations
+        found = plain_agreement(votes, logits, iterations, 1e-7, bias[:, tf.newaxis])[1]
+        found = tf.reshape(found, [batch, height, width, self.num_classes, types])
+        return tf.stop_gradient(tf.einsum("nyxji->nyxij", found))
 
     def own_loss(self, images, one_hot, outputs, training=None):
         drawn = self.drawn(outputs, one_hot, training)

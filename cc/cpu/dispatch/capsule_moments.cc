@@ -248,8 +248,7 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
       });
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PATH(CpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanShares, SharesPlan, CpuExec)
 
 }  // namespace capsops::capsule_moments

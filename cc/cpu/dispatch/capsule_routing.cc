@@ -200,8 +200,7 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& pro
       });
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PATH(CpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanCoefficients, CoefficientsPlan, CpuExec)
 
 }  // namespace capsops::capsule_routing

@@ -60,7 +60,6 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
       });
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, CpuExec)
+CAPSOPS_INSTANTIATE_PATH(CpuExec)
 
 }  // namespace capsops::high_order_conv

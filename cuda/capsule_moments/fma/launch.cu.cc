@@ -122,17 +122,6 @@ struct Path {
   }
 };
 
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
-  return PlanForwardBy<Path, T>(exec, p);
-}
-
-template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
-  return PlanBackwardBy<Path, T>(exec, p);
-}
-
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_DEFINE_PLANNERS
 
 }  // namespace capsops::capsule_moments::fma

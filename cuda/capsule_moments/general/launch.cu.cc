@@ -134,8 +134,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
       [](const GpuExec&, const Gradients<T>&, void*) { return LaunchError(); });
 }
 
-CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)
-CAPSOPS_INSTANTIATE_PLANNER(PlanBackward, BackwardPlan, GpuExec)
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 CAPSOPS_INSTANTIATE_PLANNER(PlanShares, SharesPlan, GpuExec)
 
 }  // namespace capsops::capsule_moments::general

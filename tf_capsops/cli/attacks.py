@@ -1,0 +1,188 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Changes images so that a network misreads them, and counts how often it does.
+
+Pixels change by at most epsilon each, the norm l-infinity, and stay from 0 to 1. Both
+methods follow the gradient of a loss through the whole network, all iterations of its
+routing included:
+
+* `fgsm`: one step of epsilon in the direction of the gradient's signs (Goodfellow,
+  Shlens and Szegedy, "Explaining and Harnessing Adversarial Examples", 2015).
+* `pgd`: a random start and many small steps, each followed by the nearest image that is
+  allowed (Madry et al., "Towards Deep Learning Models Resistant to Adversarial
+  Attacks", 2018).
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_capsops.errors import CommandError
+from tf_capsops.models.outputs import is_sparse
+
+_REACH = 2.5  # The length of all steps of pgd, in epsilons: Madry et al., section 5.
+FALSE_ALARMS = 0.05  # Share of clean images that detection may take for attacked ones.
+
+
+def step_size(epsilon, steps):
+    """Returns the usual step of `pgd`, which reaches from any start to any edge."""
+    return _REACH * epsilon / steps
+
+
+def gradient_of(model, loss):
+    """Returns a function from images and labels to the gradient of a loss by images.
+
+    Args:
+      model: a classifier. `EM` that stops gradients passes them on from now on.
+      loss: `"own"` for the loss of the scores that the model is compiled with; or
+        `"difference"`, the highest score of another class minus that of the label
+        (Carlini and Wagner, "Towards Evaluating the Robustness of Neural Networks",
+        2017), whose gradient does not vanish where a margin is kept.
+
+    Raises:
+      CommandError: if it has no loss of its own.
+    """
+    for layer in model.layers:
+        if getattr(getattr(layer, "routing", None), "gradient", None) == "last":
+            layer.routing.gradient = "all"
+    compute = _difference if loss == "difference" else _own_loss(model)
+
+    @tf.function(reduce_retracing=True)
+    def gradient(images, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            total = compute(labels, scores_of(model(images, training=False)))
+        return tape.gradient(total, images)
+
+    return gradient
+
+
+def scores_of(outputs):
+    """Returns the scores `[B, classes]` among a classifier's outputs."""
+    return outputs["lengths"] if isinstance(outputs, dict) else outputs
+
+
+def _own_loss(model):
+    loss = getattr(model, "loss", None)
+    loss = loss.get("lengths") if isinstance(loss, dict) else loss
+    if loss is None:
+        raise CommandError(
+            f"the {model.name} was not compiled and has no loss to follow: give --loss "
+            "difference"
+        )
+    function = keras.losses.get(loss)
+    if is_sparse(loss):
+        return function
+    return lambda labels, scores: function(
+        tf.one_hot(labels, scores.shape[-1], dtype=scores.dtype), scores
+    )
+
+
+def _difference(labels, scores):
+    own = tf.one_hot(labels, scores.shape[-1], True, False)
+    others = tf.reduce_max(tf.where(own, scores.dtype.min, scores), axis=-1)
+    return tf.reduce_sum(others - tf.boolean_mask(scores, own))
+
+
+def fgsm(gradient, images, labels, epsilon):
+    """Returns images, changed by one step of the fast gradient sign method.
+
+    Args:
+      gradient: as `gradient_of` returns it.
+      images: `[B, H, W, C]`, from 0 to 1.
+      labels: their classes, `[B]`.
+      epsilon: the most that a pixel changes.
+    """
+    signs = tf.sign(gradient(images, labels))
+    return tf.clip_by_value(images + epsilon * signs, 0.0, 1.0)
+
+
+def pgd(gradient, images, labels, epsilon, steps, size, seed):
+    """Returns images, changed by projected gradient descent, after the last step.
+
+    Args:
+      gradient, images, labels, epsilon: as for `fgsm`.
+      steps: how many.
+      size: what a step adds to a pixel.
+      seed: of the random start, two integers.
+    """
+    lowest = tf.maximum(images - epsilon, 0.0)
+    highest = tf.minimum(images + epsilon, 1.0)
+    start = tf.random.stateless_uniform(images.shape, seed, -epsilon, epsilon)
+    changed = tf.clip_by_value(images + start, lowest, highest)
+    for _ in range(steps):
+        changed += size * tf.sign(gradient(changed, labels))
+        changed = tf.clip_by_value(changed, lowest, highest)
+    return changed
+
+
+def measure(models, samples, attack, epsilons, count, batch_size):
+    """Attacks test images, and has networks read them.
+
+    Args:
+      models: the attacked network, and others that read the same images.
+      samples: a `data.Samples`, each of one class.
+      attack: a function from images, labels, an epsilon and the number of the batch
+        to changed images.
+      epsilons: above 0; 0 comes first of itself.
+      count: how many of the samples.
+      batch_size: images that are attacked at a time.
+
+    Returns:
+      Whether each image is read rightly, `[models, 1 + epsilons, images]`; and the
+      distances of images from what the first model reconstructs of the class that it
+      reads, `[1 + epsilons, images]`, which are None where it reconstructs nothing.
+    """
+    right, distances = [], []
+    for number, first in enumerate(range(0, count, batch_size)):
+        images, labels = samples.take(range(first, min(first + batch_size, count)))
+        versions = [images]
+        versions += [attack(images, labels, epsilon, number) for epsilon in epsilons]
+        outputs = [
+            [model.predict_on_batch(each) for each in versions] for model in models
+        ]
+        read = [[scores_of(each).argmax(axis=-1) for each in row] for row in outputs]
+        right.append(np.equal(read, labels.numpy()))
+        if isinstance(outputs[0][0], dict):
+            pairs = zip(versions, outputs[0])
+            distances.append([_distance(x, y["reconstruction"]) for x, y in pairs])
+    right = np.concatenate(right, axis=-1)
+    return right, np.concatenate(distances, axis=-1) if distances else None
+
+
+def _distance(images, drawn):
+    squares = np.square(images.numpy() - drawn, dtype=np.float64)
+    return np.sqrt(squares.reshape(len(drawn), -1).sum(axis=1))
+
+
+def detection(clean, attacked):
+    """Returns how well a distance tells attacked images from clean ones.
+
+    An image is taken for an attacked one if its class's capsule draws another image:
+    Frosst, Sabour and Hinton, "DARCCC: Detecting Adversaries by Reconstruction from
+    Class Conditional Capsules" (2018).
+
+    Args:
+      clean: distances of images from their reconstructions.
+      attacked: the same of attacked images that are misread.
+
+    Returns:
+      A dict of `"false_alarms"` and `"found"`, the ROC from (0, 0) to (1, 1) as lists;
+      `"area"` under it; and `"undetected"`, the share of attacked images that are no
+      farther than all but `FALSE_ALARMS` of the clean ones. None without attacked
+      images.
+    """
+    if not len(attacked):
+        return None
+    limits = np.unique(np.concatenate([clean, attacked, [np.inf]]))[::-1]
+    rates = [
+        1 - np.searchsorted(np.sort(each), limits) / len(each)
+        for each in (clean, attacked)
+    ]
+    limit = np.quantile(clean, 1 - FALSE_ALARMS, method="higher")
+    return {
+        "false_alarms": rates[0].tolist(),
+        "found": rates[1].tolist(),
+        "area": float(np.diff(rates[0]) @ (rates[1][1:] + rates[1][:-1]) / 2),
+        "undetected": float(np.mean(attacked <= limit)),
+    }

@@ -1,0 +1,86 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Turns pictures upright, as cameras ask for it.
+
+A camera that is held upright writes the rows of its sensor as they are, and in the Exif
+part of the JPEG file how to turn them. TensorFlow decodes the rows.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+_HEADER = 1 << 17  # bytes of a file in which its Exif part begins and ends
+_START, _EXIF, _SCAN = 0xD8, 0xE1, 0xDA  # markers of a JPEG file
+_ORIENTATION = 0x0112  # the tag of TIFF
+# The orientations of which the rows and the columns, after 5 to 8 have exchanged them,
+# are in the opposite order.
+_FLIPPED = (3, 4, 7, 8), (2, 3, 6, 7)
+_ORDERS = {b"II": "little", b"MM": "big"}
+
+
+def upright(picture, contents):
+    """Returns a picture `[H, W, C]` as it is to be seen.
+
+    Args:
+      picture: decoded from a file.
+      contents: a string tensor, the file's.
+    """
+    header = tf.strings.substr(contents, 0, _HEADER)
+    number = tf.numpy_function(_read, [header], tf.int32, stateful=False)
+    number = tf.ensure_shape(number, [])
+
+    def turned():
+        swapped = number > 4
+        rows = tf.cond(
+            swapped, lambda: tf.transpose(picture, [1, 0, 2]), lambda: picture
+        )
+        flipped = [tf.reduce_any(number == each) for each in _FLIPPED]
+        return tf.raw_ops.Reverse(tensor=rows, dims=tf.stack([*flipped, False]))
+
+    return tf.cond(number > 1, turned, lambda: picture)
+
+
+def _read(header):
+    # Bytes in a graph, and an array of them outside.
+    return np.int32(orientation(np.array(header, np.object_).item()))
+
+
+def orientation(contents):
+    """Returns how Exif says that a JPEG picture is turned, from 1 (not at all) to 8.
+
+    The numbers are those of TIFF 6.0. Files of other formats are not turned, nor those
+    that do not say.
+
+    Args:
+      contents: of a file, as bytes, or the beginning.
+    """
+    if contents[:2] != bytes([0xFF, _START]):
+        return 1
+    position = 2
+    while contents[position : position + 1] == b"\xff":
+        marker = _number(contents, position + 1, 1, "big")
+        size = _number(contents, position + 2, 2, "big")
+        part = contents[position + 4 : position + 2 + size]
+        if marker == _EXIF and part.startswith(b"Exif\0\0"):
+            return _in_tiff(part[6:])
+        if marker == _SCAN:
+            break
+        position += 2 + size
+    return 1
+
+
+def _in_tiff(tiff):
+    order = _ORDERS.get(tiff[:2])
+    if not order:
+        return 1
+    directory = _number(tiff, 4, 4, order)
+    for entry in range(_number(tiff, directory, 2, order)):
+        position = directory + 2 + 12 * entry
+        if _number(tiff, position, 2, order) == _ORIENTATION:
+            found = _number(tiff, position + 8, 2, order)
+            return found if 1 <= found <= 8 else 1
+    return 1
+
+
+def _number(data, position, size, order):
+    return int.from_bytes(data[position : position + size], order)
