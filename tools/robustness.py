@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes docs/measured/robustness.json of what `tf-capsops attack` has written.
 
-Run `python tools/robustness.py FOLDER`.
+usage: tools/robustness.py FOLDER
 
 The folder has one for each network, with the `--output` of attacks on it.
 """

@@ -298,7 +298,7 @@ def test_other_models_are_named(work, capsys):
         (["train", "--model", "capsent"], "did you mean capsnet?"),
         (
             ["train", "--recipe", "capsnet-mnits"],
-            "inq3-mnist, got 'capsnet-mnits'; did you mean capsnet-mnist?",
+            "ucaps3d-moving_mnist, got 'capsnet-mnits'; did you mean capsnet-mnist?",
         ),
         (["train", "--resume", "nowhere"], "takes a run's directory, and nowhere is"),
         (["report", "nope"], "report: error: RECIPE must be one of capsnet-digits, p_"),
