@@ -59,6 +59,9 @@ def test_tiles_give_the_masks_of_the_whole_image(name):
     model = _network(name)
     tile = 4 * tiles.reach(model)  # whose quarter suffices for a margin
     image = _blobs(tile + 90, tile - 3)
+    if name == "unet":  # until no class is the likeliest everywhere
+        scores = np.log(model.predict_on_batch(image[np.newaxis, :64, :64]))
+        model.trainable_weights[-1].assign_sub(scores.mean(axis=(0, 1, 2)))
     whole = tiles.classes_of(model, image, 10_000)
     assert whole.shape == image.shape[:2] and len(np.unique(whole)) > 1
     asked, predict = [], model.predict_on_batch
