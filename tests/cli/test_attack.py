@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops import losses, models, routing
+from tf_capsops import inq, losses, models, routing
 from tf_capsops.__main__ import main
 from tf_capsops.cli import attacks
 
@@ -63,7 +63,7 @@ def _linear(loss):
         [
             keras.Input([8, 8, 1]),
             keras.layers.Flatten(),
-            keras.layers.Dense(3, "softmax", use_bias=False),
+            keras.layers.Dense(3, "softmax", use_bias=False, name="scores"),
         ]
     )
     weights = np.random.default_rng(2).normal(size=[64, 3]) / 10
@@ -95,8 +95,14 @@ def test_every_classifier_has_a_gradient_along_which_its_loss_rises(name, loss):
 
 @pytest.mark.parametrize(
     "loss",
-    [_CROSSENTROPY(), "categorical_crossentropy", "sparse"],
-    ids=["object", "name", "own"],
+    [
+        _CROSSENTROPY(),
+        "categorical_crossentropy",
+        "sparse",
+        [_CROSSENTROPY()],
+        {"scores": "categorical_crossentropy"},
+    ],
+    ids=["object", "name", "sparse", "list", "dict"],
 )
 def test_of_a_linear_network_both_methods_find_the_farthest_image(loss):
     loss = "sparse_categorical_crossentropy" if loss == "sparse" else loss
@@ -219,7 +225,9 @@ def test_images_are_made_against_another_run(work, undrawn, capsys):
     options = ["--method", "fgsm", "--loss", "difference", "--json"]
     assert _attack("capsnet", "--from", "runs/convnet", *options) == 0
     transferred = json.loads(capsys.readouterr().out)
-    assert pathlib.Path("runs/capsnet/attack-fgsm-from-convnet.json").is_file()
+    assert pathlib.Path(
+        "runs/capsnet/attack-fgsm-difference-from-convnet.json"
+    ).is_file()
     assert _attack("convnet", *options) == 0
     own = json.loads(capsys.readouterr().out)
     assert own["accuracy"] == transferred["accuracy_of_source"]
@@ -233,11 +241,34 @@ def test_images_are_made_against_another_run(work, undrawn, capsys):
         ("convnet", ["--method", "fgsm", "--steps", "3"], "fgsm takes one step"),
         ("convnet", ["--from", "runs/none"], "no model at runs/none"),
         ("convnet", ["--epsilon", "2"], "must be a number between 0 and 1, got '2'"),
+        (
+            "convnet",
+            ["--from", "runs/other"],
+            "(9, 9, 1) and runs/convnet of (8, 8, 1)",
+        ),
     ],
 )
 def test_mistakes(work, capsys, run, arguments, text):
+    pathlib.Path("runs/other").mkdir()
+    build, options, _ = _NETWORKS["convnet"]
+    build((9, 9, 1), 3, **options).save("runs/other/model.keras")
+    labels, images = np.arange(3), np.zeros([3, 9, 9, 1], np.float32)
+    parts = {"x_train": images, "x_test": images, "y_train": labels, "y_test": labels}
+    np.savez("runs/other/noise.npz", **parts)
+    config = json.dumps({"data": "runs/other/noise.npz"})
+    pathlib.Path("runs/other/config.json").write_text(config)
     assert _attack(run, *arguments) == 2
     assert text in capsys.readouterr().err
+
+
+def test_the_reconstructions_of_codes_detect(work, undrawn, capsys):
+    with_codes = inq.convert(keras.saving.load_model("runs/capsnet/model.keras"), 5)
+    with_codes.save("runs/capsnet/codes.keras")
+    options = ["--loss", "difference", "--method", "fgsm", "--detect", "--json"]
+    assert _attack("capsnet/codes.keras", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["detection"]) == 3
+    assert pathlib.Path("runs/capsnet/attack-fgsm-difference.json").is_file()
 
 
 def test_a_network_without_a_loss_is_attacked_by_the_difference(work, undrawn, capsys):

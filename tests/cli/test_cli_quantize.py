@@ -149,6 +149,19 @@ def _data(path):
     np.savez(path, x_train=images[0], y_train=labels, x_test=images[1], y_test=labels)
 
 
+def test_epochs_are_those_of_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _data("images.npz")
+    run = tmp_path / "runs/short"
+    run.mkdir(parents=True)
+    _classifier(run / "model.keras")
+    config = {"data": "images.npz", "batch_size": 10, "steps_per_epoch": 2}
+    (run / "config.json").write_text(json.dumps(config))
+    options = ["--steps", "1", "--bits", "3", "--epochs-per-step", "1"]
+    assert main(["quantize", "runs/short", *options]) == 0
+    assert "1 steps of 1 epochs of 2 batches\n" in capsys.readouterr().out
+
+
 def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     _classifier("model.keras")

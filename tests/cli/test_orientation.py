@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_capsops import data, models
 from tf_capsops.__main__ import main
-from tf_capsops.data import orientation
+from tf_capsops.data import masks, orientation
 
 _PIXELS = np.kron([[0, 60, 120], [180, 240, 30]], np.ones([8, 8])).astype(np.uint8)
 # A picture as TIFF 6.0 has it seen: where its first row and its first column are.
@@ -49,6 +49,22 @@ def _write(path, number, order="big", before=b""):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(jpeg[:2] + before + _exif(number, order) + jpeg[2:])
     return path
+
+
+@pytest.mark.parametrize("number", [1, 6])
+def test_a_mask_is_of_the_picture_that_is_seen(number, tmp_path):
+    """One of the file's rows is refused where the picture is turned."""
+    for name in map(str, range(10)):
+        _write(tmp_path / f"train/images/{name}.jpg", number)
+        mask = tmp_path / f"train/masks/{name}.png"
+        mask.parent.mkdir(exist_ok=True)
+        masks.write_png(mask, (_PIXELS > 100).astype(np.uint8)[..., np.newaxis])
+    if number == 1:
+        assert data.load(tmp_path / "train").image_shape == (*_PIXELS.shape, 1)
+        return
+    for size in (None, 8):
+        with pytest.raises(ValueError, match=r"\d.jpg is turned upright, .*/\d.png is"):
+            data.load(tmp_path / "train", image_size=size)
 
 
 @pytest.mark.parametrize("order", ["little", "big"])

@@ -11,7 +11,7 @@ import pytest
 
 from tf_capsops import models, routing
 from tf_capsops.__main__ import main
-from tf_capsops.cli import parts
+from tf_capsops.cli import figures, parts
 
 pytestmark = pytest.mark.usefixtures("eagerly")
 
@@ -154,8 +154,15 @@ def work(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [*_NETWORKS, "segcaps"])
-def test_parts_are_drawn(work, capsys, name):
+def test_parts_are_drawn(work, capsys, monkeypatch, name):
+    drawn, names = [], figures.class_names
+    monkeypatch.setattr(
+        figures,
+        "class_names",
+        lambda chosen, _: drawn.extend(chosen) or names(chosen, _),
+    )
     assert main(["reconstruct", f"runs/{name}", "--routing", "4"]) == 0
+    assert set(drawn) == ({1, 2} if name == "segcaps" else {0, 1, 2})
     assert capsys.readouterr().out == f"wrote runs/{name}/routing.png\n"
     assert pathlib.Path("runs", name, "routing.png").stat().st_size > 10_000
 

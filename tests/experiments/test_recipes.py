@@ -197,6 +197,10 @@ def test_options_override_and_the_run_says_so(option, value, changed):
             "capsnet has no choice of routing: no --routing",
         ),
         (
+            ["--recipe", "capsnet-cifar10_jpeg"],
+            "capsnet-cifar10_jpeg is trained on a folder with train and test in it",
+        ),
+        (
             ["--recipe", "capsnet-mnist", "--data", "digits"],
             "capsnet-mnist is trained on mnist, not on digits",
         ),

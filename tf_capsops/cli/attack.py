@@ -82,7 +82,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where attack-METHOD.json and .png go (default: next to the model)",
+        help="where the .json and .png go, called attack-METHOD and by what else is "
+        "asked of --loss and --from (default: next to the model)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -99,7 +100,6 @@ def check(args):
 def run(args):
     """Attacks and reports. Returns the exit status."""
     from tf_capsops.cli import attacks, networks, plots
-    from tf_capsops.models.autoencoder import Autoencoder
 
     model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken
@@ -109,11 +109,13 @@ def run(args):
             f"images of {dataset.name} show {dataset.objects} classes, and an attack "
             "changes those of one"
         )
-    if args.detect and not isinstance(model, Autoencoder):
+    if args.detect and not networks.redraws(model):
         raise CommandError(
             f"the {model.name} in {directory} reconstructs no images: no --detect"
         )
     models, stem = [model], f"attack-{args.method}"
+    if args.loss != "own":
+        stem += f"-{args.loss}"
     if args.source:
         source, others_data, where = networks.open_model(
             args.source, args.data, skip_broken=args.skip_broken
@@ -123,8 +125,13 @@ def run(args):
                 f"{where} was trained on {others_data.name} and {directory} on "
                 f"{dataset.name}: name one with --data"
             )
+        if others_data.image_shape != dataset.image_shape:
+            raise CommandError(
+                f"{where} reads images of shape {others_data.image_shape} and "
+                f"{directory} of {dataset.image_shape}: they must be the same"
+            )
         models.append(source)
-        stem += f"-from-{where.name}"
+        stem += f"-from-{where.resolve().name}"
     epsilons, steps = sorted(set(args.epsilon)), args.steps or _STEPS
     sizes = {e: args.step_size or attacks.step_size(e, steps) for e in epsilons}
     count = min(args.images, len(dataset.test))

@@ -64,7 +64,10 @@ def scores_of(outputs):
 
 def _own_loss(model):
     loss = getattr(model, "loss", None)
-    loss = loss.get("lengths") if isinstance(loss, dict) else loss
+    if isinstance(loss, dict) and len(loss) > 1:
+        loss = loss.get("lengths")
+    elif isinstance(loss, (dict, list, tuple)):
+        (loss,) = loss.values() if isinstance(loss, dict) else loss
     if loss is None:
         raise CommandError(
             f"the {model.name} was not compiled and has no loss to follow: give --loss "

@@ -254,6 +254,13 @@ def described(dataset):
     return {"classes": dataset.class_names, "pictures": pictures}
 
 
+def redraws(model):
+    """Returns whether a model gives reconstructions, as one with codes does, too."""
+    outputs = getattr(model, "output", None)
+    with_codes = isinstance(outputs, dict) and "reconstruction" in outputs
+    return with_codes or isinstance(model, Autoencoder)
+
+
 def open_model(
     target, source=None, training=False, skip_broken=False, takes_masks=False
 ):

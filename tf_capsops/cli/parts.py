@@ -34,7 +34,10 @@ def draw(model, dataset, path, number=0):
     found = np.asarray(model.routing_coefficients(images))[0]
     centers = _centers(model, image)
     pixels = to_pixels(found, centers, model.primary_field, image.shape[:2])
-    chosen = np.argsort(-scores, kind="stable")[:_CLASSES]
+    order = np.argsort(-scores, kind="stable")
+    if isinstance(model, Segmenter):
+        order = order[order > 0]  # the background is no part of an object
+    chosen = order[:_CLASSES]
     first = chosen[0]
     ranked = np.argsort(-np.nanmean(pixels[..., first], axis=(0, 1)))[:_TYPES]
     scale = figures.around(1 / found.shape[-1], np.nan_to_num(pixels[..., chosen]))
@@ -86,15 +89,12 @@ def to_pixels(shares, centers, field, shape):
 
 
 def _scores(model, images):
-    """Returns the scores of one image's classes; of pixels, the share of each class.
-
-    The background counts for nothing.
-    """
+    """Returns the scores of one image's classes; of pixels, the share of each class."""
     scores = model.predict(images, verbose=0)
     if isinstance(model, Segmenter):
         read = scores[0].argmax(axis=-1)
         shares = np.bincount(read.ravel(), minlength=scores.shape[-1]) / read.size
-        return np.where(np.arange(len(shares)) > 0, shares, 0.0)
+        return shares
     return (scores["lengths"] if isinstance(scores, dict) else scores)[0]
 
 

@@ -50,7 +50,7 @@ def run(args):
         rounded, float_bytes = rehearsed(model, args.bits)
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
-    batches = -(-len(dataset.train) // batch_size)
+    batches = runs.steps(len(dataset.train), batch_size, trained["steps_per_epoch"])
     epochs = epochs_per_step * len(steps.steps)
     deterministic = args.seed is not None and not args.nondeterministic
     repeatable = networks.seed_everything(args.seed, deterministic)
@@ -64,6 +64,7 @@ def run(args):
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
         "batch_size": batch_size,
+        "steps_per_epoch": trained["steps_per_epoch"],
         "learning_rate": learning_rate,
         "distortion": distortion.entries,
         "validation": share,

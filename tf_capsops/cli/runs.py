@@ -201,6 +201,12 @@ def read_training(directory):
     return {**found, "learning_rate": float(found["learning_rate"])}
 
 
+def steps(samples, batch_size, most=None):
+    """Returns how many batches an epoch has: all of the samples, or `most`."""
+    every = -(-samples // batch_size)
+    return min(every, most or every)
+
+
 def read_execution(directory):
     """Returns how a run was executed.
 

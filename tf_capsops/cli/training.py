@@ -107,8 +107,9 @@ def _made(trained, dataset):
 
 def _steps(config, dataset):
     """Returns how many batches an epoch has."""
-    every = -(-len(dataset.train) // config["batch_size"])
-    return min(every, config["steps_per_epoch"] or every)
+    return runs.steps(
+        len(dataset.train), config["batch_size"], config["steps_per_epoch"]
+    )
 
 
 def fit(model, dataset, directory, config, distortion, epoch=0, history=None):

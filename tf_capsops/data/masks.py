@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops import _console
-from tf_capsops.data import pairs, pictures
+from tf_capsops.data import orientation, pairs, pictures
 from tf_capsops.data.samples import on_processor
 
 _PNG = b"\x89PNG\r\n\x1a\n"  # that a file begins with
@@ -101,6 +101,8 @@ def load(
     for path, (*_, channels) in zip(paths[good, 1], mask_shapes[good]):
         _check_form(path, channels)
     other = (shapes != mask_shapes)[:, :2].any(axis=1) & good
+    for image, mask in paths[other & (shapes[:, :2] == mask_shapes[:, 1::-1]).all(1)]:
+        _check_turned(image, mask)
     if other.any() and image_size is None:
         image, mask = paths[other.argmax()]
         raise ValueError(
@@ -140,6 +142,16 @@ def _check_form(path, channels):
         raise ValueError(
             f"{path} has {start[_DEPTH]} bits for each pixel: masks must have 8 at most"
         )
+
+
+def _check_turned(image, mask):
+    """Raises a ValueError if a picture is turned upright, and its mask was not."""
+    with open(image, "rb") as file:
+        if orientation.orientation(file.read(orientation.HEADER)) > 4:
+            raise ValueError(
+                f"{image} is turned upright, as its Exif part says, and {mask} is not: "
+                "write a mask of what is seen, or a picture without that part"
+            )
 
 
 def _grey(path):

@@ -9,7 +9,7 @@ part of the JPEG file how to turn them. TensorFlow decodes the rows.
 import numpy as np
 import tensorflow as tf
 
-_HEADER = 1 << 17  # bytes of a file in which its Exif part begins and ends
+HEADER = 1 << 17  # bytes of a file in which its Exif part begins and ends
 _START, _EXIF, _SCAN = 0xD8, 0xE1, 0xDA  # markers of a JPEG file
 _ORIENTATION = 0x0112  # the tag of TIFF
 # The orientations of which the rows and the columns, after 5 to 8 have exchanged them,
@@ -25,7 +25,7 @@ def upright(picture, contents):
       picture: decoded from a file.
       contents: a string tensor, the file's.
     """
-    header = tf.strings.substr(contents, 0, _HEADER)
+    header = tf.strings.substr(contents, 0, HEADER)
     number = tf.numpy_function(_read, [header], tf.int32, stateful=False)
     number = tf.ensure_shape(number, [])
 

@@ -117,14 +117,14 @@ _BUDGET = {
     "batch_size": 128,
     "distortion": presets.Distortion(shift=4.0, flip=0.5),
 }
-_DEEPCAPS = "Rajasegaran et al. 2019"
+_DEEPCAPS = "Rajasegaran et al. 2019, several networks voting"
 _DRAWN = {"epochs": 10}  # of 60,000 images with masks, which are drawn anew each time
 
 
 def _of_photographs(name):
     model, preset = _PHOTOGRAPHS[name]
     routing = name if model == "matrix_capsnet" else None
-    paper = Paper("7.3% to 9%", _DEEPCAPS) if name == "deepcaps" else None
+    paper = Paper("7.26%", _DEEPCAPS) if name == "deepcaps" else None
     return Recipe("cifar10_jpeg", model, preset, routing, _BUDGET, paper)
 
 
@@ -271,6 +271,12 @@ def source(name, given):
     """
     wanted = find(name).data
     generated = DATA[wanted].generated
+    if given is None and DATA[wanted].folder and not pathlib.Path(wanted).is_dir():
+        raise CommandError(
+            f"{name} is trained on a folder with train and test in it, and in each of "
+            f"them a folder of pictures for each class: name it with --data, or call "
+            f"it {wanted}"
+        )
     if given in (None, wanted) or (generated and given.startswith(f"{wanted}:")):
         return given or wanted
     is_path = given.endswith(".npz") or pathlib.Path(given).exists()

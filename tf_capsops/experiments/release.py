@@ -44,8 +44,8 @@ def write(folder, entries, names, root, half=False):
       entries: as `results.read` returns them.
       names: of recipes; those without a finished run below `root` are passed over.
       root: where the runs are.
-      half: whether weights are rounded to half precision, with which a file takes half
-        of its bytes. Quantized ones keep theirs.
+      half: whether weights are rounded to half precision, with which a file takes
+        about 60% of its bytes. Quantized ones keep theirs.
     """
     make_directory(folder)
     with reported(OSError, ValueError):
@@ -107,7 +107,8 @@ def _write(folder, name, entry, run, half):
         "shape": shape,
         "classes": ", ".join(card["classes"]),
     }
-    text["rounded"] = ", weights rounded to half precision" if half else ""
+    rounded = ", weights rounded to half precision after the test"
+    text["rounded"] = rounded if half else ""
     path.with_suffix(".md").write_text(_CARD.format(**text))
     return {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
