@@ -64,7 +64,7 @@ LaunchError PadImage(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, int64_t padded, int64_t first_frame,
                      int64_t frames, const float* input, float* copy) {
   if (frames == 0) return {};
-  constexpr int kQuads = 4;  // of a thread
+  constexpr int kQuads = 4;  // quads of a thread
   const int64_t rows = slab.band.read_rows, quads = p.in_dim / 4;
   return LaunchDependent(
       op, PadImageKernel,

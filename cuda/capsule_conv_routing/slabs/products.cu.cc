@@ -23,12 +23,14 @@ bool Serves(const GpuExec& exec, const Problem& p) {
          Columns(p) >= 64 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
 }
 
-// Without taps across, a padded copy is no gain.
+// Windows are no gain without taps across, nor where they fill the narrowest tiles
+// (docs/notebook/slim_capsules.md).
 OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
   const bool serves = Serves(exec, p);
   rows_ = serves && ReadsRows(p);
-  windows_ = serves && !rows_ && p.kernel_width > 1 && ReadsWindows(p);
+  windows_ =
+      serves && !rows_ && p.kernel_width > 1 && Columns(p) > 64 && ReadsWindows(p);
   by_image_ = serves && gradient && GradsImage(p);
   by_weights_ = serves && gradient && SumsWeights(p);
 }

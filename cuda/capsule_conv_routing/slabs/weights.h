@@ -19,22 +19,22 @@ namespace capsops::capsule_conv_routing::slabs {
 // Kernel parameters, for slabs of a phase. Positions of an image row are sorted by the
 // remainder of pixels modulo the stride.
 struct WeightSums {
-  int frames, rows, chunks;  // of a slab; chunks of 32 positions of a row
+  int frames, rows, chunks;  // the slab; chunks of 32 positions of a row
   int types, columns;
-  int channels;  // of a pixel and type of the image, all taps of depth
+  int channels;  // numbers of a position of the image, all taps of depth
   int y_taps, y_stride, y_dilation, y_pad;
   int x_taps, x_stride, x_dilation, x_pad;
   // Boxes of `box` channels of a tap are columns of the product.
   int box, boxes, tap_boxes;
   // A tile has `tile_boxes` boxes, the last one of its row fewer, and 128 columns of
-  // the votes. Blocks that share a tile are `splits`, or `last_splits` of the last.
+  // the votes. `splits` blocks share a tile, or `last_splits` the last one.
   int products;  // columns of the product in a tile / 8: 16 or 32
   int tile_boxes, row_tiles, column_tiles;
   bool halved;  // tiles have only 64 columns of the votes
   int splits, last_splits;
 
-  int64_t width, read_rows;  // of the image that the slab reads
-  int64_t pitch;             // of a transposed row of one remainder
+  int64_t width, read_rows;  // the image that the slab reads
+  int64_t pitch;             // between transposed rows of one remainder
 
   WeightSums(const Problem& p, const Slab& slab, int processors);
 

@@ -30,8 +30,8 @@ inline int64_t PaddedWidth(const AxisPhase& x) {
 
 // Kernel parameters. Depth is z.
 struct Windows {
-  int frames, rows, width, types, columns;           // of the votes
-  int read_rows, padded, pixel_dim, window, chunks;  // of the copy
+  int frames, rows, width, types, columns;           // the votes
+  int read_rows, padded, pixel_dim, window, chunks;  // the copy
   int y_taps, y_stride, y_dilation, y_pad;
   int z_taps, z_stride, z_dilation, z_pad, depth;
   int first, per_image, first_read;  // frames of the votes and of the input
