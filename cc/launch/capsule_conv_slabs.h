@@ -11,10 +11,8 @@
 // that an output frame reads become channels: frames and taps of depth are copied for
 // that. The weights of phases that do not have all taps are copied, too.
 //
-// If `unfolded`, taps across become channels as well, and types that share weights
-// become neighboring pixels: all products are then those of poses of one row and a
-// kernel of one column, with wider channels. The copy repeats each pixel once per such
-// tap.
+// The gradient of an unfolded copy has taps across as channels as well, and types that
+// share weights as neighboring pixels. Each pixel is in it once per such tap.
 #pragma once
 
 #include <algorithm>
@@ -73,27 +71,33 @@ struct Slab {
   Phase phase;
   int64_t first, frames;
   Band band;
-  bool unfolded;
 
   int64_t Pixels() const { return frames * band.rows * phase.x.out.count; }
   int64_t Votes(const Problem& p) const { return Pixels() * p.types * Columns(p); }
   // The elements of the channels that the slab reads.
   int64_t Image(const Problem& p) const {
-    const int64_t row =
-        unfolded ? phase.x.out.count * phase.x.taps * p.types * p.in_dim : InRow(p);
-    return frames * band.read_rows * phase.depth.taps * row;
+    return frames * band.read_rows * phase.depth.taps * InRow(p);
   }
   // Whether the slab reads anything. Its votes are zeros otherwise.
   bool Reads(const Problem& p) const {
     return phase.y.taps > 0 && phase.x.taps > 0 && Image(p) > 0;
   }
   bool IsFirstOfPhase() const { return first == 0 && band.begin == 0; }
+  bool IsLastOfPhase(const Problem& p) const {
+    return first + frames == p.batch * phase.depth.out.count &&
+           band.begin + band.rows == phase.y.out.count;
+  }
 };
 
 // Whether the channels of a phase's frames are the input's frames.
 static inline bool ReadsFrames(const Problem& p, const AxisPhase& depth) {
   return depth.taps == 1 && depth.stride == 1 && depth.pad == 0 &&
          depth.out.count == p.in_depth;
+}
+
+// The offset in the input of the first row that a slab reads, if it reads no copy.
+static inline int64_t InputOffset(const Problem& p, const Slab& slab) {
+  return (slab.first * p.in_height + slab.band.read) * InRow(p);
 }
 
 // The convolution that makes the slab's votes.
@@ -119,12 +123,6 @@ static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
   conv.pose_rows = p.shared_weights ? p.types : 1;
   conv.pose_inner = p.in_dim;
   conv.pose_columns = Columns(p);
-  if (slab.unfolded) {
-    conv.in_width = conv.out_width = x.out.count * p.types;
-    conv.in_channels *= x.taps;
-    conv.kernel_width = conv.stride_width = conv.dilation_width = conv.pose_rows = 1;
-    conv.pad_left = 0;
-  }
   return conv;
 }
 
@@ -132,7 +130,7 @@ static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
 // slab, with elements of `element` bytes, take at most `bytes` bytes or are those of
 // one row. Without types, the output counts.
 template <typename Visit>
-LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes, bool unfolded,
+LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
                         const Visit& visit) {
   return ForEachPhase(p, [&](const Phase& phase) -> LaunchError {
     const auto even = [](int64_t all, int64_t most) {
@@ -148,7 +146,7 @@ LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes, bool u
       for (int64_t begin = 0; begin < height; begin += rows) {
         const Band band(p, phase.y, begin, std::min(rows, height - begin));
         LaunchError error =
-            visit(Slab{phase, first, std::min(frames, all - first), band, unfolded});
+            visit(Slab{phase, first, std::min(frames, all - first), band});
         if (!error.empty()) return error;
       }
     }
@@ -202,7 +200,7 @@ struct Patch {
   // Every x_every-th tap reads a pixel, each from x_back pixels farther to the left.
   int64_t x_every, x_back;
 
-  Patch(const Problem& p, const Slab& slab)
+  Patch(const Problem& p, const Slab& slab, bool unfolded = false)
       : first(slab.first),
         frames(slab.frames),
         per_image(slab.phase.depth.out.count),
@@ -225,7 +223,7 @@ struct Patch {
         x_pad(0),
         x_every(1),
         x_back(1) {
-    if (!slab.unfolded) return;
+    if (!unfolded) return;
     const AxisPhase& x = slab.phase.x;
     copy_width = x.out.count;
     groups = p.types;
@@ -238,6 +236,9 @@ struct Patch {
     x_back = x_every * x.dilation / x.stride;
   }
 
+  int64_t elements() const {
+    return frames * rows * copy_width * groups * x_taps * channels * unit;
+  }
   // Return the range of the input's frames, over all images, that the slab may read.
   int64_t begin_frame() const {
     return first / per_image * depth + (OneImage() ? Clamped(Least()) : 0);

@@ -4,11 +4,10 @@
 // Runs CapsuleConvRouting and its gradient slab by slab. The gradient makes the votes
 // again. All sums over slabs are in the order of the slabs.
 //
-// A device is described by a struct `Steps`, with its Exec, kSlabBytes, the most bytes
-// of a slab's votes unless a row has more, and static functions for an element type T.
-// Those that return errors begin these with the op's name:
-//   Unfolds        returns whether unfolded slabs may be faster
-//   IsFast         returns whether a convolution of unfolded slabs is
+// A device is described by a struct `Steps`, with its Exec, Own<T>, its own products
+// (capsule_conv_slabs_products.h), and static functions for an element type T. Those
+// that return errors begin these with the op's name:
+//   SlabBytes      returns the most bytes of a slab's votes unless a row has more
 //   Zero           zeros memory
 //   CopyWeights    copies the weights of a phase
 //   AddWeights     adds the gradient of this copy to the gradient of weights
@@ -24,15 +23,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
-#include <string>
 #include <type_traits>
-#include <vector>
 
-#include "cc/launch/capsule_conv.h"
 #include "cc/launch/capsule_conv_routing.h"
 #include "cc/launch/capsule_conv_slabs.h"
+#include "cc/launch/capsule_conv_slabs_products.h"
 #include "cc/launch/round.h"
 
 namespace capsops::capsule_conv_routing {
@@ -63,16 +59,11 @@ class Slabs {
   using A = Accumulator<T>;
 
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
-      : op_(op), p_(p), gradient_(gradient) {
-    unfolded_ = Steps::template Unfolds<T>(p, gradient);
-    PlanSizes(exec);
-    const auto is_fast = [&](const ConvPlan& plan) {
-      return Steps::IsFast(plan.kernel);
-    };
-    if (!unfolded_) return;
-    // The first slab is one of the largest, and decides for all.
-    if (error_.empty() && !convs_.empty() && convs_[0].AllOf(gradient, is_fast)) return;
-    unfolded_ = false;
+      : op_(op),
+        p_(p),
+        gradient_(gradient),
+        own_(exec, p, gradient),
+        convs_(op, Convolved()) {
     PlanSizes(exec);
   }
 
@@ -87,8 +78,7 @@ class Slabs {
     Arena arena(workspace);
     const Arrays a(*this, arena);
     return ForEachFilter(exec, weights, a, [&](const Slab& slab, const T* filter) {
-      const LaunchError error =
-          MakeVotes(exec, slab, Image(slab, input, a), input, filter, a);
+      const LaunchError error = MakeVotes(exec, slab, input, filter, a);
       if (!error.empty()) return error;
       return Steps::Route(exec, op_, p_, Places(p_, slab), a.votes, bias, logits,
                           output, a.space);
@@ -112,27 +102,24 @@ class Slabs {
     if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
     if (!writes_weights_) zero(sums, WeightsSize(p_) * sizeof(A));
     zero(a.parts, parts_ * sizeof(A));
+    bool begun = false;  // whether a slab of this phase has read anything
     const auto slab_gradients = [&](const Slab& slab, const T* filter) {
-      const T* const image = Image(slab, input, a);
-      T* const by_image = writes_input_ ? grad_input + InputOffset(slab) : a.image;
-      T* const by_weights = writes_weights_ ? grad_weights : a.weights_part;
-      then([&] { return MakeVotes(exec, slab, image, input, filter, a); });
+      begun = begun && !slab.IsFirstOfPhase();
+      then([&] { return MakeVotes(exec, slab, input, filter, a); });
       then([&] {
         return Steps::RouteBackward(exec, op_, p_, Places(p_, slab), grad, bias, logits,
                                     a.votes, a.parts, a.space);
       });
-      if (!slab.Reads(p_)) return error;
-      const Convs& convs = Find(slab);
-      then([&] { return Run(exec, convs.by_weights, image, a.votes, by_weights, a); });
-      then([&] { return Run(exec, convs.by_image, a.votes, filter, by_image, a); });
-      if (!writes_weights_) {
+      if (slab.Reads(p_)) {
         then([&] {
-          return Steps::AddWeights(exec, op_, Relay(p_, slab.phase), by_weights, sums);
+          return ByWeights(exec, slab, !begun, input, grad_weights, sums, a);
         });
+        then([&] { return ByImage(exec, slab, filter, grad_input, a); });
+        begun = true;
       }
-      if (!writes_input_) {
+      if (own_.made().by_weights && begun && slab.IsLastOfPhase(p_)) {
         then([&] {
-          return Steps::AddImage(exec, op_, PatchOf(slab), by_image, grad_input);
+          return own_.FinishWeights(exec, op_, slab, a.weight_sums, grad_weights);
         });
       }
       return error;
@@ -150,24 +137,10 @@ class Slabs {
   }
 
  private:
-  using ConvPlan = capsule_conv::ConvPlan<Exec, T>;
-
-  // The plans of slabs of one shape: their votes, and the gradients of their channels
-  // and weights.
-  struct Convs {
-    capsule_conv::Problem problem;
-    ConvPlan votes, by_image, by_weights;
-
-    template <typename Test>
-    bool AllOf(bool gradient, const Test& test) const {
-      return test(votes) && (!gradient || (test(by_image) && test(by_weights)));
-    }
-  };
-
   // The arrays of the workspace. Arrays that are not used have no elements.
   struct Arrays {
-    T *weights, *image, *votes, *weights_part;
-    A *sums, *parts, *space;
+    T *weights, *packed, *image, *votes, *weights_part;
+    A *weight_sums, *sums, *parts, *space;
     char* conv;
     int64_t bytes;
 
@@ -175,38 +148,48 @@ class Slabs {
       const auto take = [&](bool used, auto element, int64_t count) {
         return arena.template Take<decltype(element)>(used ? count : 0);
       };
-      const bool gradient = s.gradient_;
+      const bool adds = s.gradient_ && !s.writes_weights_;
+      const bool by_weights = s.own_.made().by_weights;
       weights = take(s.relays_, T(), s.most_weights_);
-      // The gradient of the channels takes their place.
-      image = take(s.copies_ || (gradient && !s.writes_input_), T(), s.most_image_);
+      packed = take(s.own_.made().votes, T(), s.most_weights_);
+      // The scratch of a device's own products, channels and their gradient have this
+      // place one after another.
+      image = take(true, T(), s.ImageSize());
       votes = take(true, T(), s.most_votes_);
-      weights_part = take(gradient && !s.writes_weights_, T(), s.most_weights_);
-      sums = take(gradient && !s.writes_weights_ && !SumsAreResult(), A(),
-                  WeightsSize(s.p_));
-      parts = take(gradient, A(), s.parts_);
+      weights_part = take(adds && !by_weights, T(), s.most_weights_);
+      weight_sums = take(by_weights, A(), s.most_weight_sums_);
+      sums = take(adds && !SumsAreResult(), A(), WeightsSize(s.p_));
+      parts = take(s.gradient_, A(), s.parts_);
       space = take(true, A(), s.space_);
-      conv = take(true, char(), s.most_conv_);
+      conv = take(true, char(), s.convs_.workspace());
       bytes = arena.bytes();
     }
   };
 
-  // The bytes of the arrays that are smaller where slabs are.
-  int64_t SlabBytes() const {
-    const bool image = copies_ || (gradient_ && !writes_input_);
-    return (most_votes_ + (image ? most_image_ : 0)) * sizeof(T);
+  // The products that are left to convolutions.
+  Products Convolved() const {
+    const Products own = own_.made();
+    return {!own.votes, gradient_ && !own.by_image, gradient_ && !own.by_weights};
   }
+
+  int64_t ImageSize() const {
+    const bool image = copies_ || (gradient_ && !writes_input_);
+    return std::max(image ? most_image_ : 0, most_scratch_);
+  }
+  // The bytes of the arrays that are smaller where slabs are.
+  int64_t SlabBytes() const { return (most_votes_ + ImageSize()) * sizeof(T); }
 
   static constexpr bool SumsAreResult() { return std::is_same_v<T, A>; }
 
-  // The offset of the first row that a slab reads, if it reads no copy.
-  int64_t InputOffset(const Slab& slab) const {
-    return (slab.first * p_.in_height + slab.band.read) * InRow(p_);
-  }
   // Whether an operand may begin at this offset.
   static bool IsAligned(int64_t offset) { return offset * sizeof(T) % 16 == 0; }
+  // Whether the slab's channels are a part of the input.
+  bool IsPart(const Slab& slab) const {
+    return ReadsFrames(p_, slab.phase.depth) && IsAligned(InputOffset(p_, slab));
+  }
   bool Copies(const Slab& slab) const {
-    return unfolded_ || !ReadsFrames(p_, slab.phase.depth) ||
-           !IsAligned(InputOffset(slab));
+    const Products convolved = Convolved();
+    return (convolved.votes || convolved.by_weights) && !IsPart(slab);
   }
   bool Relays(const Relay& relay) const {
     return !relay.IsPart(p_) || !IsAligned(relay.From(0) * relay.matrix);
@@ -216,7 +199,7 @@ class Slabs {
   // slabs' own arrays no longer dominate it.
   void PlanSizes(const Exec& exec) {
     constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
-    for (slab_bytes_ = Steps::kSlabBytes;; slab_bytes_ /= 2) {
+    for (slab_bytes_ = Steps::SlabBytes(exec);; slab_bytes_ /= 2) {
       const bool smallest = PlanConvs(exec);
       if (!error_.empty() || smallest || workspace() <= kMostBytes ||
           SlabBytes() <= kFewBytes) {
@@ -228,12 +211,12 @@ class Slabs {
   // Decides what is copied, and plans the convolutions of every shape of slabs. Returns
   // whether there are no smaller slabs.
   bool PlanConvs(const Exec& exec) {
-    convs_.clear();
-    most_votes_ = most_image_ = most_weights_ = most_conv_ = 0;
+    convs_ = SlabConvs<Exec, T>(op_, Convolved());
+    most_votes_ = most_image_ = most_scratch_ = most_weights_ = most_weight_sums_ = 0;
     copies_ = relays_ = false;
-    bool smallest = true, whole = !p_.transposed, all_weights = true;
+    bool smallest = true, whole = !p_.transposed, parts = true, all_weights = true;
     int64_t slabs = 0;
-    error_ = ForEachSlab(p_, sizeof(T), slab_bytes_, unfolded_, [&](const Slab& slab) {
+    error_ = ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
       const Relay relay(p_, slab.phase);
       ++slabs;
       smallest = smallest && slab.frames == 1 && slab.band.rows == 1;
@@ -241,101 +224,116 @@ class Slabs {
       whole = whole && slab.Reads(p_) && slab.band.rows == p_.out_height;
       if (!slab.Reads(p_)) return LaunchError();
       copies_ = copies_ || Copies(slab);
+      parts = parts && IsPart(slab);
       relays_ = relays_ || Relays(relay);
       all_weights = all_weights && relay.elements() == WeightsSize(p_);
-      most_image_ = std::max(most_image_, slab.Image(p_));
+      most_image_ = std::max({most_image_, Copies(slab) ? slab.Image(p_) : 0,
+                              gradient_ ? GradPatch(slab).elements() : 0});
+      most_scratch_ = std::max(most_scratch_, own_.Scratch(slab));
       most_weights_ = std::max(most_weights_, relay.elements());
-      const capsule_conv::Problem conv = ConvOf(p_, slab);
-      return Search(conv) != nullptr ? LaunchError() : PlanConv(exec, conv);
+      most_weight_sums_ = std::max(most_weight_sums_, own_.Sums(slab));
+      return convs_.Plan(exec, ConvOf(p_, slab));
     });
-    writes_input_ = !copies_ && whole;
-    writes_weights_ = !relays_ && whole && all_weights && slabs == 1;
+    const Products own = own_.made();
+    writes_input_ = parts && !own.by_image && whole;
+    writes_weights_ = !relays_ && !own.by_weights && whole && all_weights && slabs == 1;
     space_ = Steps::template Space<T>(exec, p_, gradient_);
     parts_ = gradient_ ? Steps::template Parts<T>(exec, p_) : 0;
     return smallest;
   }
 
-  LaunchError PlanConv(const Exec& exec, const capsule_conv::Problem& problem) {
-    using namespace capsule_conv;  // NOLINT: its planners
-    LaunchError error;
-    const auto kept = [&](const ConvPlan& plan) {
-      if (error.empty() && !plan.run) error = Named(plan.error);
-      most_conv_ = std::max(most_conv_, plan.workspace);
-      return plan;
-    };
-    Convs convs{problem, kept(PlanForward<T>(exec, problem)), {}, {}};
-    if (gradient_) {
-      convs.by_image = kept(PlanBackpropInput<T>(exec, problem));
-      convs.by_weights = kept(PlanBackpropWeights<T>(exec, problem));
-    }
-    convs_.push_back(convs);
-    return error;
-  }
-
-  const Convs* Search(const capsule_conv::Problem& problem) const {
-    for (const Convs& convs : convs_) {
-      if (std::memcmp(&convs.problem, &problem, sizeof(problem)) == 0) return &convs;
-    }
-    return nullptr;
-  }
-  const Convs& Find(const Slab& slab) const { return *Search(ConvOf(p_, slab)); }
-
-  // Puts the name of this op before that of its convolution.
-  LaunchError Named(const LaunchError& error) const {
-    if (error.empty()) return error;
-    return {std::string(op_) + ": " + error.text(), error.fault()};
-  }
-  LaunchError Run(const Exec& exec, const ConvPlan& plan, const T* left, const T* right,
-                  T* to, const Arrays& a) const {
-    return Named(plan.run(exec, left, right, to, a.conv));
-  }
-
-  Patch PatchOf(const Slab& slab) const { return {p_, slab}; }
+  // The copy whose gradient is added to the input's.
+  Patch GradPatch(const Slab& slab) const { return {p_, slab, own_.made().by_image}; }
 
   // Calls visit(slab, filter) for each slab, with the weights of its convolution.
   template <typename Visit>
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
-    bool relaid = false;  // whether those of this phase are copied
-    return ForEachSlab(p_, sizeof(T), slab_bytes_, unfolded_, [&](const Slab& slab) {
+    bool ready = false;  // whether those of this phase are copied and packed
+    return ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
       const Relay relay(p_, slab.phase);
-      relaid = relaid && !slab.IsFirstOfPhase();
+      ready = ready && !slab.IsFirstOfPhase();
       if (!slab.Reads(p_)) return visit(slab, weights);
-      if (!Relays(relay)) return visit(slab, weights + relay.From(0) * relay.matrix);
+      const bool relays = Relays(relay);
+      const T* const filter =
+          relays ? a.weights : weights + relay.From(0) * relay.matrix;
       LaunchError error;
-      if (!relaid) error = Steps::CopyWeights(exec, op_, relay, weights, a.weights);
-      relaid = true;
-      return error.empty() ? visit(slab, a.weights) : error;
+      if (!ready && relays) {
+        error = Steps::CopyWeights(exec, op_, relay, weights, a.weights);
+      }
+      if (!ready && own_.made().votes && error.empty()) {
+        error = own_.PackWeights(exec, op_, slab, filter, a.packed);
+      }
+      ready = true;
+      return error.empty() ? visit(slab, filter) : error;
     });
   }
 
-  // The channels that a slab's convolution reads, which MakeVotes copies first.
+  // Returns the channels that a slab's convolution reads, which CopyImage copies first.
   const T* Image(const Slab& slab, const T* input, const Arrays& a) const {
-    return Copies(slab) ? a.image : input + InputOffset(slab);
+    return Copies(slab) ? a.image : input + InputOffset(p_, slab);
   }
-  LaunchError MakeVotes(const Exec& exec, const Slab& slab, const T* image,
-                        const T* input, const T* filter, const Arrays& a) const {
+  LaunchError CopyImage(const Exec& exec, const Slab& slab, const T* input,
+                        const Arrays& a) const {
+    if (!Copies(slab)) return {};
+    return Steps::CopyImage(exec, op_, Patch(p_, slab), input, a.image);
+  }
+
+  LaunchError MakeVotes(const Exec& exec, const Slab& slab, const T* input,
+                        const T* filter, const Arrays& a) const {
     if (!slab.Reads(p_)) {
       return Steps::Zero(exec, op_, a.votes, slab.Votes(p_) * sizeof(T));
     }
-    LaunchError error;
-    if (Copies(slab)) {
-      error = Steps::CopyImage(exec, op_, PatchOf(slab), input, a.image);
+    if (own_.made().votes) {
+      return own_.MakeVotes(exec, op_, slab, input, a.packed, a.image, a.votes);
     }
+    const LaunchError error = CopyImage(exec, slab, input, a);
     if (!error.empty()) return error;
-    return Run(exec, Find(slab).votes, image, filter, a.votes, a);
+    return convs_.Votes(exec, ConvOf(p_, slab), Image(slab, input, a), filter, a.votes,
+                        a.conv);
+  }
+
+  // Adds to `sums`, or sets all of the result if it comes from one slab. Without votes
+  // by a convolution the channels are not copied yet.
+  LaunchError ByWeights(const Exec& exec, const Slab& slab, bool first, const T* input,
+                        T* grad_weights, A* sums, const Arrays& a) const {
+    if (own_.made().by_weights) {
+      return own_.SumWeights(exec, op_, slab, first, input, a.votes, a.image,
+                             a.weight_sums);
+    }
+    LaunchError error;
+    if (own_.made().votes) error = CopyImage(exec, slab, input, a);
+    if (!error.empty()) return error;
+    T* const to = writes_weights_ ? grad_weights : a.weights_part;
+    error = convs_.ByWeights(exec, ConvOf(p_, slab), Image(slab, input, a), a.votes, to,
+                             a.conv);
+    if (!error.empty() || writes_weights_) return error;
+    return Steps::AddWeights(exec, op_, Relay(p_, slab.phase), to, sums);
+  }
+
+  LaunchError ByImage(const Exec& exec, const Slab& slab, const T* filter,
+                      T* grad_input, const Arrays& a) const {
+    T* const to = writes_input_ ? grad_input + InputOffset(p_, slab) : a.image;
+    const LaunchError error =
+        own_.made().by_image
+            ? own_.GradImage(exec, op_, slab, a.votes, filter, to)
+            : convs_.ByImage(exec, ConvOf(p_, slab), a.votes, filter, to, a.conv);
+    if (!error.empty() || writes_input_) return error;
+    return Steps::AddImage(exec, op_, GradPatch(slab), to, grad_input);
   }
 
   const char* op_;
   Problem p_;
-  bool gradient_, unfolded_;
+  bool gradient_;
+  typename Steps::template Own<T> own_;
+  SlabConvs<Exec, T> convs_;
   int64_t slab_bytes_;
-  std::vector<Convs> convs_;
   LaunchError error_;
   // Whether channels and weights are copied, and whether the gradients of slabs are
   // parts of the results, so that they need not be added.
   bool copies_, relays_, writes_input_, writes_weights_;
-  int64_t most_votes_, most_image_, most_weights_, most_conv_, space_, parts_;
+  int64_t most_votes_, most_image_, most_scratch_, most_weights_, most_weight_sums_;
+  int64_t space_, parts_;
 };
 
 // Returns a plan that runs slabs, or their error.

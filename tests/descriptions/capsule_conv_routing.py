@@ -31,7 +31,7 @@ def _magnitude(grad, *inputs, **attributes):
 _SUITE = cases.suites()["CapsuleConvRouting"]
 _FRAMES = {
     "unknown_shapes": ("primes", "image_up", "iterations_1"),
-    "tensor_float_32": ("unfolded", "unfolded_volume", "unfolded_up"),
+    "tensor_float_32": ("rows_up", "windows", "windows_whole"),
 }
 _PLAIN = widened(_SUITE.rivals["votes"])
 OP = Description(_SUITE, _PLAIN, _reference, _magnitude, _FRAMES)

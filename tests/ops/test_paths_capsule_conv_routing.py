@@ -28,13 +28,16 @@ CASES = (
     *("bands", "bands_strided", "bands_up", "images", "slices", "slices_up"),
     *("no_batch", "no_types", "no_in_dim", "no_parents", "no_out_dim"),
 )
-UNFOLDED = "unfolded", "unfolded_volume", "unfolded_up"
+PRODUCTS = (
+    *("rows", "rows_up"),
+    *("windows", "windows_whole", "windows_volume", "windows_volume_up"),
+)
 
 if paths.WITH_GPU:
     FORCED = dict.fromkeys(OPS, "slabs")
     RUNS = [
         *paths.runs(FORCED, CASES, DTYPES),
-        *paths.runs(FORCED, UNFOLDED, [tf.float32], (False, True)),
+        *paths.runs(FORCED, PRODUCTS, [tf.float32], (False, True)),
     ]
 
     @paths.every([*RUNS, *paths.planned_for_others(RUNS)])

@@ -34,6 +34,7 @@ def _compute(image, kernel, sizes, dtype=tf.float32, per_type=False, **attribute
 
 if _library.build_info()["cuda"]:
 
+    @pytest.mark.parametrize("tf32", [False, True])
     @pytest.mark.parametrize("capability", GPUS)
     @pytest.mark.parametrize(
         "image, kernel, sizes, attributes",
@@ -45,6 +46,11 @@ if _library.build_info()["cuda"]:
             ((16, 16, 16), (2, 1, 1), (8, 1, 32, 32), {"transposed": True}),
             ((64, 64), (1, 1), (8, 1, 32, 32), {"dtype": tf.float64}),
             ((64, 64), (1, 1), (8, 1, 32, 32), {"per_type": True}),
+            # Products by kernels of their own, with copies and partial sums.
+            ((128, 64), (5, 5), (8, 32, 8, 32), {}),
+            ((128, 256), (5, 5), (8, 16, 4, 16), {}),
+            ((32, 32, 64), (5, 5, 5), (8, 16, 8, 32), {"strides": [2, 2, 2]}),
+            ((8, 16, 32), (4, 4, 4), (8, 16, 8, 16), {"transposed": True}),
             # An input that is larger than the votes.
             ((8, 64, 64), (3, 1, 1), (4, 256, 2, 2), {}),
             # What routing keeps of a pixel does not fit into shared memory.
@@ -52,8 +58,9 @@ if _library.build_info()["cuda"]:
         ],
     )
     def test_workspaces_have_64_megabytes_at_most(
-        capability, image, kernel, sizes, attributes
+        capability, image, kernel, sizes, attributes, tf32
     ):
+        tf.config.experimental.enable_tensor_float_32_execution(tf32)
         found = plans(capability, lambda: _compute(image, kernel, sizes, **attributes))
         assert {kernel for kernel, _ in found.values()} == {"slabs"}
         assert [*found] == [*OPS]

@@ -216,6 +216,30 @@ inline std::vector<Family<capsule_conv_routing::Problem>> FamiliesOf(
                    {&P::iterations, {1, 2, 5, 12}},
                    {&P::shared_weights, {0}},
                    {&P::leaky, {1}}});
+  // Products of slabs by kernels of their own, which take whole steps and boxes.
+  P read = base(8, 8, 32, 4, 16), strided = base(16, 4, 16, 8, 16);
+  P deep = base(8, 4, 16, 8, 16);
+  read.pad_left = strided.pad_left = deep.pad_left = 1;
+  strided.stride_height = strided.stride_width = 2;
+  deep.in_depth = deep.kernel_depth = 3;
+  P read_back = read, deep_back = deep;
+  read_back.transposed = deep_back.transposed = 1;
+  Append(&families, Families<P>({read, strided, deep, read_back, deep_back},
+                                {{&P::batch, {1, 3}},
+                                 {&P::in_height, {1, 4, 17}},
+                                 {&P::in_width, {4, 7, 16, 31, 32, 33}},
+                                 {&P::types, {4, 7, 16, 32}},
+                                 {&P::in_dim, {4, 8, 16, 20, 32, 64}},
+                                 {&P::kernel_height, {1, 2, 5}},
+                                 {&P::kernel_width, {1, 3, 5}},
+                                 {&P::parents, {3, 4, 5, 9, 17}},
+                                 {&P::out_dim, {16, 20, 36}},
+                                 {&P::stride_height, {2, 3}},
+                                 {&P::stride_width, {2, 3}},
+                                 {&P::dilation_height, {2}},
+                                 {&P::dilation_width, {2}},
+                                 {&P::pad_top, {0, 2}},
+                                 {&P::pad_left, {0, 2}}}));
   // Votes of a pixel that do not fit in shared memory.
   P large = base(1, 64, 1, 64, 16);
   large.batch = large.kernel_height = large.kernel_width = 1;

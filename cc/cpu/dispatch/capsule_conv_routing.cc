@@ -37,13 +37,10 @@ int64_t Cost(const Problem& p, int64_t pixels) {
 // Implements a device of capsule_conv_slabs_plan.h.
 struct CpuSteps {
   using Exec = CpuExec;
-  static constexpr int64_t kSlabBytes = 2 << 20;
-
   template <typename T>
-  static bool Unfolds(const Problem&, bool) {
-    return false;
-  }
-  static bool IsFast(const std::string&) { return false; }
+  using Own = NoProducts;
+
+  static int64_t SlabBytes(const CpuExec&) { return 2 << 20; }
 
   static LaunchError Zero(const CpuExec&, const char*, void* data, int64_t bytes) {
     if (bytes > 0) std::memset(data, 0, bytes);

@@ -11,9 +11,9 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The memory of a lane: for each iteration, counted from 0, sums, totals, shares and
-// the gradients of logits, and what the lane adds up of its pixels. Totals are V of the
-// iteration that follows.
+// The memory of a lane: for each iteration, counted from 0, sums, shares, the gradients
+// of logits, and totals, which are V of the iteration that follows, if there is one;
+// and what the lane adds up of its pixels.
 template <int kTypes, int kQuads>
 class Kept {
  public:
@@ -24,10 +24,10 @@ class Kept {
     return kept;
   }
   __device__ int sums(int r) const { return r * kStep; }
-  __device__ int totals(int r) const { return r * kStep + kQuads; }
-  __device__ int shares(int r) const { return r * kStep + 2 * kQuads; }
+  __device__ int shares(int r) const { return r * kStep + kQuads; }
   __device__ int logit_grads(int r) const { return shares(r) + kTypes / 4; }
-  __device__ int bias_sums() const { return iterations_ * kStep; }
+  __device__ int totals(int r) const { return logit_grads(r) + kTypes / 4; }
+  __device__ int bias_sums() const { return iterations_ * kStep - kQuads; }
   __device__ int logit_sums() const { return bias_sums() + kQuads; }
   // Returns the end of this memory.
   __device__ float4* End() const {
@@ -141,7 +141,7 @@ __device__ void AddSums(const Tiling& z, const Kept& kept, float* part) {
 }
 
 template <typename S, int kTypes, int kQuads>
-__global__ void __launch_bounds__(kLaneThreads, 3)
+__global__ void __launch_bounds__(kLaneThreads, LaneBlocks(kTypes, kQuads, true))
     RouteLanesBackwardKernel(const Tiling z, const Places places, const S* grad,
                              const S* bias, const S* logits, S* votes, float* parts) {
   using Pixel = PixelLanes<S, kTypes, kQuads>;

@@ -10,7 +10,7 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 template <typename S, int kTypes, int kQuads>
-__global__ void __launch_bounds__(kLaneThreads, 4)
+__global__ void __launch_bounds__(kLaneThreads, LaneBlocks(kTypes, kQuads, false))
     RouteLanesKernel(const Tiling z, const Places places, const S* votes, const S* bias,
                      const S* logits, S* output) {
   extern __shared__ float4 exchanged[];

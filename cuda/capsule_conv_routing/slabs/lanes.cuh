@@ -32,6 +32,7 @@ class PixelLanes {
         parent(lane / z.lanes),
         first(z.divided ? threadIdx.x / kLanes * kTypes : 0),
         exists(parent < z.parents),
+        column_(parent * z.dim + 4 * (lane - parent * z.lanes)),
         exchanged_(exchanged) {
 #pragma unroll
     for (int i = 0; i < kTypes; ++i) {
@@ -45,9 +46,7 @@ class PixelLanes {
   __device__ bool HasType(int i) const { return first + i < z.types; }
 
   // The first number of quad q in a row of parents.
-  __device__ int Column(int q) const {
-    return parent * z.dim + 4 * (q * z.lanes + lane % z.lanes);
-  }
+  __device__ int Column(int q) const { return column_ + 4 * q * z.lanes; }
   // Loads a row of parents; without `loads`, zeros.
   __device__ void Load(const S* row, bool loads, float (&to)[kNumbers]) const {
 #pragma unroll
@@ -64,7 +63,9 @@ class PixelLanes {
       Pack<S, 4> pack;
 #pragma unroll
       for (int e = 0; e < 4; ++e) Narrow(from[4 * q + e], &pack.at[e]);
-      *reinterpret_cast<Pack<S, 4>*>(row + Column(q)) = pack;
+      // One store: nvcc divides that of a Pack.
+      using Quad = std::conditional_t<sizeof(S) == 4, uint4, uint2>;
+      *reinterpret_cast<Quad*>(row + Column(q)) = reinterpret_cast<const Quad&>(pack);
     }
   }
   __device__ void LoadVotes(const S* pixel, bool loads) {
@@ -97,7 +98,7 @@ class PixelLanes {
 #pragma unroll
     for (int i = 0; i < kTypes; ++i) {
       if (z.leaky) sums[i] += ExpBelow(0, most[i]);
-      shares[i] /= sums[i];
+      shares[i] = __fdividef(shares[i], sums[i]);  // sums are 1 to the parents' number
     }
   }
 
@@ -199,6 +200,7 @@ class PixelLanes {
     }
   }
 
+  const int column_;
   float4* const exchanged_;
   float logits_[kTypes];
   int turn_ = 0;

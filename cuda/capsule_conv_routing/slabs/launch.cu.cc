@@ -16,6 +16,7 @@
 #include "cuda/capsule_conv_routing/paths.h"
 #include "cuda/capsule_conv_routing/slabs/copies.h"
 #include "cuda/capsule_conv_routing/slabs/pixels.h"
+#include "cuda/capsule_conv_routing/slabs/products.h"
 
 namespace capsops::capsule_conv_routing::slabs {
 
@@ -79,7 +80,8 @@ void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
       continue;
     }
     const int64_t resident =
-        std::min<int64_t>(gradient ? 3 : 4, device.processor_shared / (shared + 1024));
+        std::min<int64_t>(LaneBlocks(z->lane_types, quads, gradient),
+                          device.processor_shared / (shared + 1024));
     z->blocks = static_cast<int>(std::max<int64_t>(resident, 1) * device.processors);
     return;
   }
@@ -138,19 +140,13 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
 // Implements a device of capsule_conv_slabs_plan.h.
 struct GpuSteps {
   using Exec = GpuExec;
-  static constexpr int64_t kSlabBytes = 16 << 20;
-
-  // Transposed windows and the gradients of strided ones gain more than the copies cost
-  // (docs/notebook/slim_capsules.md). "tma" needs full tiles of columns. The gradients
-  // of copies of a pixel would be rounded in a 16-bit type.
   template <typename T>
-  static bool Unfolds(const Problem& p, bool gradient) {
-    constexpr int kTileColumns = 128;
-    const int64_t stride = std::max({p.stride_depth, p.stride_height, p.stride_width});
-    return std::is_same_v<T, float> && (p.transposed || (gradient && stride > 1)) &&
-           p.shared_weights && p.types > 0 && Columns(p) % kTileColumns == 0;
+  using Own = std::conditional_t<std::is_same_v<T, float>, OwnProducts, NoProducts>;
+
+  // Votes of a slab stay in the cache of level 2, of which newer GPUs have more.
+  static int64_t SlabBytes(const GpuExec& exec) {
+    return exec.device.capability >= 90 ? 32 << 20 : 16 << 20;
   }
-  static bool IsFast(const std::string& kernel) { return kernel == "tma"; }
 
   static LaunchError Zero(const GpuExec& exec, const char* op, void* data,
                           int64_t bytes) {

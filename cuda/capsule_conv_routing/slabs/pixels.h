@@ -26,6 +26,14 @@ constexpr int kMostPixels = 32;
 constexpr int kPlaceBytes = kMostPixels * sizeof(int64_t);
 constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a parent
 
+// The blocks of a multiprocessor that have registers for votes of `types` types and
+// `quads` quads in each lane.
+constexpr int LaneBlocks(int types, int quads, bool gradient) {
+  const int votes = types * quads;
+  if (votes >= 16) return types == 16 ? 3 : 4;
+  return votes == 8 ? (gradient ? 4 : 6) : gradient ? 6 : 8;
+}
+
 // Sizes in elements of the type A of sums.
 struct Tiling {
   int types, parents, dim, iterations;
@@ -64,8 +72,7 @@ struct Tiling {
   int64_t KeptBytes() const {
     const int64_t quads_of_types = lane_types / 4;
     return 16 * kLaneThreads *
-           (int64_t{iterations} * 2 * (quads + quads_of_types) + quads +
-            quads_of_types);
+           (int64_t{iterations} * 2 * (quads + quads_of_types) + quads_of_types);
   }
 };
 

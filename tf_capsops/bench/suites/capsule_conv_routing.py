@@ -109,11 +109,15 @@ def _correctness_cases():
         kernel = (3,) * len(image)
         more = {**_SAME, **more, "batch": batch}
         yield _case(name, image, kernel, (4, 3, 8, 16), use, **more)
-    # So many products that a GPU makes taps across channels.
+    # Of kernels for slabs in TF32: votes of rows or windows, and gradients of weights,
+    # which take rows with a multiple of 4 of 8 types' pixels.
     for name, image, kernel, in_dim, more in (
-        ("unfolded", (32, 42), (5, 5), 32, {"strides": 2}),
-        ("unfolded_volume", (8, 26, 26), (3, 3, 3), 16, {"strides": 2}),
-        ("unfolded_up", (43, 64), (3, 4), 32, {**_UP, "strides": (1, 2), "batch": 1}),
+        ("rows", (13, 20), (3, 3), 32, {"dilations": 2}),
+        ("rows_up", (43, 64), (3, 4), 32, {**_UP, "strides": (1, 2), "batch": 1}),
+        ("windows", (32, 42), (5, 5), 32, {"strides": 2}),
+        ("windows_whole", (32, 48), (5, 5), 16, {"strides": 2}),
+        ("windows_volume", (8, 26, 26), (3, 3, 3), 16, {"strides": 2}),
+        ("windows_volume_up", (5, 9, 12), (2, 4, 4), 8, {**_UP, "batch": 1}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, (8, in_dim, 4, 32), use, **more)

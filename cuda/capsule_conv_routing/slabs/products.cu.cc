@@ -1,0 +1,79 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Chooses the kernels that make products of slabs.
+#include "cuda/capsule_conv_routing/slabs/products.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/capsule_conv_routing/slabs/pack.h"
+#include "cuda/capsule_conv_routing/slabs/product.cuh"
+#include "cuda/capsule_conv_routing/slabs/weights.h"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// The conditions of all kernels. Tiles have 64 columns at least, which votes with fewer
+// would not fill.
+bool Serves(const GpuExec& exec, const Problem& p) {
+  constexpr int64_t kMost = 1 << 20;
+  return exec.tf32 && HasWgmma(exec.device) &&
+         Stages<32>::SharedBytes() <= exec.device.shared && p.shared_weights &&
+         p.types > 0 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
+         Columns(p) >= 64 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
+}
+
+// Windows are no gain without taps across, nor where they fill the narrowest tiles
+// (docs/notebook/slim_capsules.md).
+OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
+    : p_(p), processors_(exec.device.processors) {
+  const bool serves = Serves(exec, p);
+  rows_ = serves && ReadsRows(p);
+  windows_ =
+      serves && !rows_ && p.kernel_width > 1 && Columns(p) > 64 && ReadsWindows(p);
+  by_image_ = serves && gradient && GradsImage(p);
+  by_weights_ = serves && gradient && SumsWeights(p);
+}
+
+int64_t OwnProducts::Scratch(const Slab& slab) const {
+  return std::max(windows_ ? PaddedImage(p_, slab) : 0,
+                  by_weights_ ? WeightSums(p_, slab, processors_).transposed() : 0);
+}
+int64_t OwnProducts::Sums(const Slab& slab) const {
+  return by_weights_ ? WeightSums(p_, slab, processors_).parts() : 0;
+}
+
+LaunchError OwnProducts::PackWeights(const GpuExec& exec, const char* op,
+                                     const Slab& slab, const float* weights,
+                                     float* packed) const {
+  const int64_t y_taps = slab.phase.y.taps, x_taps = slab.phase.x.taps;
+  return rows_ ? slabs::PackWeights(exec, op, y_taps * x_taps, 1, 1, p_.in_dim,
+                                    Columns(p_), weights, packed)
+               : slabs::PackWeights(exec, op, y_taps, x_taps, slab.phase.depth.taps,
+                                    p_.in_dim, Columns(p_), weights, packed);
+}
+LaunchError OwnProducts::MakeVotes(const GpuExec& exec, const char* op,
+                                   const Slab& slab, const float* input,
+                                   const float* packed, float* scratch,
+                                   float* votes) const {
+  return rows_ ? MakeRowVotes(exec, op, p_, slab, input, packed, votes)
+               : MakeWindowVotes(exec, op, p_, slab, input, packed, scratch, votes);
+}
+LaunchError OwnProducts::GradImage(const GpuExec& exec, const char* op,
+                                   const Slab& slab, const float* grads,
+                                   const float* weights, float* grad_image) const {
+  return slabs::GradImage(exec, op, p_, slab, grads, weights, grad_image);
+}
+LaunchError OwnProducts::SumWeights(const GpuExec& exec, const char* op,
+                                    const Slab& slab, bool first, const float* input,
+                                    const float* grads, float* scratch,
+                                    float* sums) const {
+  return slabs::SumWeights(exec, op, p_, slab, first, input, grads, scratch, sums);
+}
+LaunchError OwnProducts::FinishWeights(const GpuExec& exec, const char* op,
+                                       const Slab& slab, const float* sums,
+                                       float* grad_weights) const {
+  return slabs::FinishWeights(exec, op, p_, slab, sums, grad_weights);
+}
+
+}  // namespace capsops::capsule_conv_routing::slabs

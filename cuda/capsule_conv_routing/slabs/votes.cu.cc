@@ -1,0 +1,38 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Votes of a slab straight from the input, as rows of its image times weights. A tap is
+// a shift of the positions that a tensor map reads.
+#include <cstdint>
+
+#include "cuda/capsule_conv_routing/slabs/products.h"
+#include "cuda/capsule_conv_routing/slabs/rows.cuh"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+bool ReadsRows(const Problem& p) {
+  constexpr int64_t kMost = 1 << 20;
+  if (Columns(p) > kMost || p.in_dim % kDepth != 0 || p.out_width * p.types > kMost ||
+      p.in_width * p.types > kMost || p.in_height > kMost) {
+    return false;
+  }
+  return AllPhases(p, [&](const Phase& phase) {
+    return phase.x.stride == 1 && ReadsFrames(p, phase.depth) && phase.y.pad < kMost &&
+           phase.y.dilation < kMost && phase.y.stride < kMost &&
+           (phase.x.pad + phase.x.taps * phase.x.dilation) * p.types < kMost &&
+           phase.x.taps * phase.y.taps < 65536;
+  });
+}
+
+LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
+                         const Slab& slab, const float* input, const float* packed,
+                         float* votes) {
+  const RowProduct w(p, slab, p.in_dim, Columns(p));
+  return WithProducts<8, 16, 24, 32>(w.wide(), [&](auto products) {
+    return LaunchRowProduct<products.value, true>(
+        exec, op, w, p.in_width * p.types, w.frames * w.read_rows, w.y_taps * w.x_taps,
+        input + InputOffset(p, slab), packed, votes);
+  });
+}
+
+}  // namespace capsops::capsule_conv_routing::slabs

@@ -1,0 +1,327 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Plans and runs the gradient of shared weights over slabs.
+#include "cuda/capsule_conv_routing/slabs/weights.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cc/launch/round.h"
+#include "cuda/capsule_conv_routing/slabs/product.cuh"
+#include "cuda/capsule_conv_routing/slabs/products.h"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors)
+    : frames(static_cast<int>(slab.frames)),
+      rows(static_cast<int>(slab.band.rows)),
+      chunks(static_cast<int>(slab.phase.x.out.count * p.types / kDepth)),
+      types(static_cast<int>(p.types)),
+      columns(static_cast<int>(Columns(p))),
+      channels(static_cast<int>(slab.phase.depth.taps * p.in_dim)),
+      y_taps(static_cast<int>(slab.phase.y.taps)),
+      y_stride(static_cast<int>(slab.phase.y.stride)),
+      y_dilation(static_cast<int>(slab.phase.y.dilation)),
+      y_pad(static_cast<int>(slab.band.pad)),
+      x_taps(static_cast<int>(slab.phase.x.taps)),
+      x_stride(static_cast<int>(slab.phase.x.stride)),
+      x_dilation(static_cast<int>(slab.phase.x.dilation)),
+      x_pad(static_cast<int>(slab.phase.x.pad)),
+      width(p.in_width),
+      read_rows(slab.band.read_rows),
+      pitch(RoundUp(CeilDivide(p.in_width, slab.phase.x.stride) * p.types, 4)) {
+  box = channels % 32 == 0 ? 32 : channels % 16 == 0 ? 16 : 8;
+  tap_boxes = channels / box;
+  boxes = y_taps * x_taps * tap_boxes;
+  const int all = boxes * box;
+  // A tile of fewer columns takes half the time of one of 256 at best.
+  products = all <= 128 ? 16 : 32;
+  tile_boxes = std::min(boxes, products * 8 / box);
+  row_tiles = static_cast<int>(CeilDivide(boxes, tile_boxes));
+  halved = columns <= kTileRows / 2;
+  column_tiles = static_cast<int>(CeilDivide(columns, kTileRows));
+  const int last_columns = (boxes - (row_tiles - 1) * tile_boxes) * box;
+  const double last = std::max(0.45, last_columns <= 64    ? 0.45
+                                     : last_columns <= 128 ? 0.65
+                                                           : 1.0);
+  splits = std::max(
+      1, static_cast<int>(processors / (column_tiles * (row_tiles - 1 + last))));
+  last_splits = std::max(
+      1, (processors - column_tiles * (row_tiles - 1) * splits) / column_tiles);
+}
+
+// The place of a block: its tile, and its share of the steps.
+struct SumsPlace {
+  int row_tile, column_tile, boxes, begin, end;
+
+  __device__ SumsPlace(const WeightSums& w, int steps) {
+    const int full = (w.row_tiles - 1) * w.column_tiles * w.splits;
+    const bool last = static_cast<int>(blockIdx.x) >= full;
+    const int splits = last ? w.last_splits : w.splits;
+    const int at = blockIdx.x - (last ? full : 0);
+    const int tile = at / splits, split = at - tile * splits;
+    row_tile = last ? w.row_tiles - 1 : tile / w.column_tiles;
+    column_tile = tile % w.column_tiles;
+    boxes = min(w.tile_boxes, w.boxes - row_tile * w.tile_boxes);
+    begin = static_cast<int>(int64_t{steps} * split / splits);
+    end = static_cast<int>(int64_t{steps} * (split + 1) / splits);
+  }
+};
+
+// The first of two neighboring columns of the votes that a lane of a warp has; 4 lanes
+// have the same. This order avoids bank conflicts.
+__device__ inline int LaneColumn(int warp, int lane) {
+  const int g = lane / 4;
+  const int quad = g % 2 * 4 + warp % 2 * 2 + g / 4;
+  return warp / 2 * 32 + quad * 4 + g / 2 % 2 * 2;
+}
+
+// Loads the A fragments of a step's 4 products from [32 columns][position][column],
+// swizzled.
+__device__ inline void LoadColumns(const char* stage, int column,
+                                   uint32_t (&rows)[4][4]) {
+  const int t = threadIdx.x % 4;
+  const char* const from =
+      stage + column / 32 * (kDepth * kSwizzleBytes) + column % 4 * 4;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int term = 8 * n + 4 * e + t;
+      const uint2 pair = *reinterpret_cast<const uint2*>(
+          from + term * kSwizzleBytes + ((column % 32 / 4) ^ (4 * e + t)) * 16);
+      rows[n][2 * e] = pair.x;
+      rows[n][2 * e + 1] = pair.y;
+    }
+  }
+}
+
+// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. If tiles
+// have 64 columns of the votes, the two consumers take turns.
+template <int kCount, int kProducts>
+__device__ void SumSteps(Stages<kProducts>& stages, bool halved, int steps, bool first,
+                         float4* part) {
+  const int warp = threadIdx.x / 32;
+  const int column = LaneColumn(halved ? warp % 4 : warp, threadIdx.x % 32);
+  float sums[kCount][4];
+  Clear(sums);
+  PipelineState at;
+  int step = 0;
+  if (halved && warp >= 4) {
+    step = 1;
+    at.Next(Stages<kProducts>::kCount);
+  }
+  for (; step < steps; ++step, at.Next(Stages<kProducts>::kCount)) {
+    const char* const stage = stages.memory[at.at];
+    stages.full[at.at].Wait(at.parity);
+    const uint32_t right = DescriptorAddress(stage + kRowBytes);
+    uint32_t left[4][4];
+    LoadColumns(stage, column, left);
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      WgmmaRs<float, kCount>::Begin(left[k], MakeSwizzledDescriptor(right + 2 * k),
+                                    sums, true);
+    }
+    WgmmaCommit();
+    WgmmaWait<0>();
+    stages.Release(at.at);
+    if (halved) {
+      ++step;
+      at.Next(Stages<kProducts>::kCount);
+    }
+  }
+  Complete(sums);
+  constexpr int kTogether = 8;
+#pragma unroll
+  for (int n = 0; n < kCount; n += kTogether) {
+    float4 before[kTogether] = {};
+    if (!first) {
+#pragma unroll
+      for (int m = 0; m < kTogether; ++m) before[m] = part[(n + m) * kConsumers];
+    }
+#pragma unroll
+    for (int m = 0; m < kTogether; ++m) {
+      const float (&sum)[4] = sums[n + m];
+      part[(n + m) * kConsumers] =
+          make_float4(before[m].x + sum[0], before[m].y + sum[1], before[m].z + sum[2],
+                      before[m].w + sum[3]);
+    }
+  }
+}
+
+template <int kProducts>
+__global__ void __launch_bounds__(kProductThreads, 1)
+    SumWeightsKernel(const __grid_constant__ CUtensorMap grads,
+                     const __grid_constant__ CUtensorMap image, const WeightSums w,
+                     const int steps, const bool first, float4* parts) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  auto& stages = *reinterpret_cast<Stages<kProducts>*>(
+      reinterpret_cast<char*>(memory) +
+      (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < Stages<kProducts>::kCount; ++n) {
+      stages.full[n].Init(1);
+      stages.empty[n].Init(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
+    }
+    Barrier::FenceInit();
+  }
+  const SumsPlace place(w, steps);
+  __syncthreads();
+  GridDependencySynchronize();
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+  if (warp >= kConsumerWarps) {
+    SetMaxRegisters<kFew, false>();
+    if (warp == kConsumerWarps) {
+      // Lane n loads box n of the image, and the first 4 lanes boxes of gradients.
+      const int lane = threadIdx.x % 32;
+      const int number = place.row_tile * w.tile_boxes + lane;
+      const int tap = number / w.tap_boxes, y_tap = tap / w.x_taps;
+      const int channel = (number - tap * w.tap_boxes) * w.box;
+      const int moved = (tap - y_tap * w.x_taps) * w.x_dilation - w.x_pad;
+      const int shift = (moved - (moved < 0 ? w.x_stride - 1 : 0)) / w.x_stride;
+      const int remainder = moved - shift * w.x_stride;
+      const int down = y_tap * w.y_dilation - w.y_pad;
+      const int line = place.begin / w.chunks;
+      int chunk = place.begin - line * w.chunks;
+      int frame = line / w.rows, y = line - frame * w.rows;
+      const int column_boxes = w.halved ? 2 : 4;
+      PipelineState at;
+      at.parity = 1;  // empty stages count as released
+      for (int step = place.begin; step < place.end;
+           ++step, at.Next(Stages<kProducts>::kCount)) {
+        char* const stage = stages.memory[at.at];
+        if (lane == 0) {
+          stages.empty[at.at].Wait(at.parity);
+          stages.full[at.at].ArriveAndExpectBytes(
+              (column_boxes * kDepth + place.boxes * w.box) * kSwizzleBytes);
+        }
+        __syncwarp();
+        if (lane < column_boxes) {
+          TmaLoad(grads, place.column_tile * kTileRows + lane * 32, chunk * kDepth,
+                  frame * w.rows + y, stages.full[at.at],
+                  stage + lane * kDepth * kSwizzleBytes);
+        }
+        if (lane < place.boxes) {
+          TmaLoad(image, chunk * kDepth + shift * w.types, remainder,
+                  y * w.y_stride + down, frame, channel, stages.full[at.at],
+                  stage + kRowBytes + lane * w.box * kSwizzleBytes);
+        }
+        if (++chunk < w.chunks) continue;
+        chunk = 0;
+        if (++y < w.rows) continue;
+        y = 0;
+        ++frame;
+      }
+    }
+  } else {
+    SetMaxRegisters<kMany, true>();
+    float4* const part =
+        parts + int64_t{blockIdx.x} * (kProducts * kConsumers) + threadIdx.x;
+    const int share = place.end - place.begin, width = place.boxes * w.box;
+    if (width <= 64) {
+      SumSteps<8>(stages, w.halved, share, first, part);
+    } else if (width <= 128) {
+      SumSteps<16>(stages, w.halved, share, first, part);
+    } else if constexpr (kProducts > 16) {
+      SumSteps<kProducts>(stages, w.halved, share, first, part);
+    }
+  }
+#else
+  __trap();  // compiled for another GPU
+#endif
+}
+
+// Adds the parts of each tile, and stores them where the phase has its weights.
+__global__ void __launch_bounds__(kConsumers)
+    FinishWeightsKernel(const WeightSums w, const Relay relay, int dim,
+                        const float4* parts, float* grad_weights) {
+  GridDependencySynchronize();
+  const int product = blockIdx.x % w.products, tile = blockIdx.x / w.products;
+  const int row_tile = tile / w.column_tiles, column_tile = tile % w.column_tiles;
+  const bool last = row_tile == w.row_tiles - 1;
+  const int splits = last ? w.last_splits : w.splits;
+  const int full = (w.row_tiles - 1) * w.column_tiles * w.splits;
+  const int first = last ? full + column_tile * splits : tile * splits;
+  const int boxes = min(w.tile_boxes, w.boxes - row_tile * w.tile_boxes);
+  if (product * 8 >= boxes * w.box) return;
+  const float4* from =
+      parts + (int64_t{first} * w.products + product) * kConsumers + threadIdx.x;
+  if (w.halved && threadIdx.x >= kConsumers / 2) return;
+  float4 sum = {};
+  for (int half = 0; half <= w.halved; ++half, from += kConsumers / 2) {
+#pragma unroll 8
+    for (int n = 0; n < splits; ++n) {
+      const float4 part = from[int64_t{n} * w.products * kConsumers];
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+  }
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int column = column_tile * kTileRows + LaneColumn(warp, lane);
+  if (column >= w.columns) return;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const int row = product * 8 + lane % 4 * 2 + e, box = row / w.box;
+    const int number = row_tile * w.tile_boxes + box, tap = number / w.tap_boxes;
+    const int channel = (number - tap * w.tap_boxes) * w.box + row - box * w.box;
+    const int matrix = tap * static_cast<int>(relay.channels) + channel / dim;
+    *reinterpret_cast<float2*>(grad_weights + relay.From(matrix) * relay.matrix +
+                               channel % dim * int64_t{w.columns} + column) =
+        e == 0 ? make_float2(sum.x, sum.z) : make_float2(sum.y, sum.w);
+  }
+}
+
+bool SumsWeights(const Problem& p) {
+  constexpr int64_t kMost = 1 << 20;
+  if (std::max({p.in_width * p.types * p.in_dim, p.in_height, p.out_width * p.types,
+                Columns(p)}) > kMost) {
+    return false;
+  }
+  return AllPhases(p, [&](const Phase& phase) {
+    const int64_t channels = phase.depth.taps * p.in_dim;
+    return phase.x.out.count * p.types % kDepth == 0 && channels % 8 == 0 &&
+           channels * phase.y.taps * phase.x.taps <= kMost && phase.y.pad < kMost &&
+           phase.x.pad < kMost && phase.y.dilation < kMost &&
+           phase.x.dilation < kMost && phase.x.stride < kMost && phase.y.stride < kMost;
+  });
+}
+
+LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
+                       const Slab& slab, bool first, const float* input,
+                       const float* grads, float* transposed, float* parts) {
+  const WeightSums w(p, slab, exec.device.processors);
+  CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p, slab, w, input, transposed));
+  const uint64_t remainders = w.x_stride, pitch = w.pitch, rows = w.read_rows;
+  const uint64_t frames = w.frames, channels = w.channels;
+  TmaTensor<5> tensor;
+  tensor.size = {static_cast<uint64_t>(w.line()), remainders, rows, frames, channels};
+  tensor.apart = {pitch, remainders * pitch, rows * remainders * pitch,
+                  frames * rows * remainders * pitch};
+  tensor.box = {kDepth, 1, 1, 1, static_cast<uint32_t>(w.box)};
+  tensor.every = {1, 1, 1, 1, 1};
+  CUtensorMap votes, image;
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
+      op, grads, Matrices(w.columns, w.chunks * kDepth, w.frames * w.rows, kDepth),
+      &votes));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, tensor, &image));
+  return WithProducts<16, 32>(w.products * 8, [&](auto products) {
+    return LaunchProduct<SumWeightsKernel<products.value>, products.value>(
+        op, exec, w.blocks(), votes, image, w, w.steps(), first,
+        reinterpret_cast<float4*>(parts));
+  });
+}
+
+LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
+                          const Slab& slab, const float* parts, float* grad_weights) {
+  const WeightSums w(p, slab, exec.device.processors);
+  return LaunchDependent(op, FinishWeightsKernel,
+                         dim3(w.row_tiles * w.column_tiles * w.products), kConsumers, 0,
+                         exec, w, Relay(p, slab.phase), static_cast<int>(p.in_dim),
+                         reinterpret_cast<const float4*>(parts), grad_weights);
+}
+
+}  // namespace capsops::capsule_conv_routing::slabs

@@ -1,0 +1,64 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// The gradient of shared weights in TF32, with wgmma. A row of a slab has positions
+// (pixel, type), which are the terms of the product
+//   grad_weights[tap, channel, column] = sum over positions of
+//       image[position + tap, channel] * votes_grad[position, column]
+// In a transposed copy of the image the positions of a row are neighbors, so that a tap
+// is a shift. Blocks keep partial sums of all slabs of a phase; a second kernel adds
+// them up after the last one.
+#pragma once
+
+#include <cstdint>
+
+#include "cc/launch/capsule_conv_slabs.h"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// Kernel parameters, for slabs of a phase. Positions of an image row are sorted by the
+// remainder of pixels modulo the stride.
+struct WeightSums {
+  int frames, rows, chunks;  // the slab; chunks of 32 positions of a row
+  int types, columns;
+  int channels;  // numbers of a position of the image, all taps of depth
+  int y_taps, y_stride, y_dilation, y_pad;
+  int x_taps, x_stride, x_dilation, x_pad;
+  // Boxes of `box` channels of a tap are columns of the product.
+  int box, boxes, tap_boxes;
+  // A tile has `tile_boxes` boxes, the last one of its row fewer, and 128 columns of
+  // the votes. `splits` blocks share a tile, or `last_splits` the last one.
+  int products;  // columns of the product in a tile / 8: 16 or 32
+  int tile_boxes, row_tiles, column_tiles;
+  bool halved;  // tiles have only 64 columns of the votes
+  int splits, last_splits;
+
+  int64_t width, read_rows;  // the image that the slab reads
+  int64_t pitch;             // between transposed rows of one remainder
+
+  WeightSums(const Problem& p, const Slab& slab, int processors);
+
+  int steps() const { return frames * rows * chunks; }
+  int blocks() const { return column_tiles * ((row_tiles - 1) * splits + last_splits); }
+  // The positions of an image row that have one remainder.
+  int64_t line() const { return (width + x_stride - 1) / x_stride * types; }
+  // The numbers of all partial sums.
+  int64_t parts() const { return int64_t{blocks()} * products * 256 * 4; }
+  int64_t transposed() const {
+    return channels * frames * read_rows * x_stride * pitch;
+  }
+};
+
+// Transposes the image that a slab reads.
+LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p,
+                           const Slab& slab, const WeightSums& w, const float* input,
+                           float* transposed);
+// `grads` holds the gradients of the slab's votes; `first` tells whether it is the
+// first slab of its phase.
+LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
+                       const Slab& slab, bool first, const float* input,
+                       const float* grads, float* transposed, float* parts);
+LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
+                          const Slab& slab, const float* parts, float* grad_weights);
+
+}  // namespace capsops::capsule_conv_routing::slabs
