@@ -10,7 +10,8 @@ tables.json says which results each table shows, or which columns of such a tabl
 table of training steps has a row for each method. With `"show": "start-up"` it says how
 long the first step of a process took, and with `"show": "dtypes"` a table of any
 results has our times in several types. With `"show": "methods"` one of training steps
-has a column for each method. Of two runs that measured the same on the same
+has a column for each method, and with `"show": "codes"` one of layers compares those
+with codes, for several batches. Of two runs that measured the same on the same
 machine, the one with the later date counts.
 """
 

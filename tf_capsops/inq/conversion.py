@@ -7,28 +7,33 @@ import warnings
 import keras
 
 from tf_capsops.codes import checked_bits
+from tf_capsops.inq.kernels import layers_in
 from tf_capsops.inq.reporting import LayerReport, Report
 from tf_capsops.inq.twins import twin
-from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.layers.coded import holds_codes
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.p_capsnet import PCapsNet
+from tf_capsops.models.segmenter import Segmenter
 
 
-def convert(model, bits=None):
+def convert(model, bits=None, per_channel=False):
     """Returns a copy of a model in which finished layers hold codes.
 
     A layer is finished if its kernel's weights are all zero or powers of two of one
     code book, as after the last step of `tf_capsops.inq.IncrementalQuantization`.
-    `Conv2D` becomes `tf_capsops.layers.InqConv2D`, `Dense` becomes `InqDense`,
-    `DepthwiseConv2D` becomes `InqDepthwiseConv2D`, `SeparableConv2D` a model of
-    `InqDepthwiseConv2D` and a 1x1 `InqConv2D`, and `PrimaryCaps` a model of `InqConv2D`
-    and the squash that follows, all by the same names.
+    The layers of this package stay of their kind: those with a kernel take `bits`, as
+    does the convolution of `PoseCaps`. `PrimaryCaps` becomes a model of `InqConv2D` and
+    the squash that follows, unless it has `flatten=False` or channels first. `Conv2D`
+    becomes
+    `tf_capsops.layers.InqConv2D`, and likewise `Conv1D`, `Conv3D`, `Conv2DTranspose`,
+    `Conv3DTranspose`, `Dense` and `DepthwiseConv2D`; `SeparableConv2D` becomes a model
+    of `InqDepthwiseConv2D` and a 1x1 `InqConv2D`. All keep their names.
 
     Other layers keep their weights: those that are not finished; kinds that no layer
-    with codes can replace, such as `Conv1D`, `Conv2DTranspose`, `CapsuleConv2D` and
-    `DigitCaps`; convolutions with several groups or with channels first; and layers
-    inside a layer of another kind. A warning names those of them that have a kernel,
-    and `tf_capsops.inq.report` lists all layers with the reasons.
+    with codes can replace, such as `LSTM`; a `Conv2D` with several groups or with
+    channels first; and layers inside a layer of another kind. A warning names those of
+    them that have a kernel, and `tf_capsops.inq.report` lists all layers with the
+    reasons.
 
     Operations between layers, such as `a + b` or `keras.ops.relu`, stay as they are,
     and a layer that is used several times is one layer in the copy, too.
@@ -38,9 +43,12 @@ def convert(model, bits=None):
 
     Args:
       model: A `Sequential` or functional model that has been built, or a
-        `tf_capsops.models.CapsNet`. Models inside it are converted too.
+        `tf_capsops.models.CapsNet`, `SegCaps` or `UCaps3D`. Models inside it are
+        converted too.
       bits: Bits of a weight, 2 to 8; a layer that needs more stays as it is. None for
         the fewest, at most 8, that hold the layer's weights.
+      per_channel: Whether each output channel has its own code book, as
+        `IncrementalQuantization` has made them with `per_channel=True`.
 
     Returns:
       A new model, compiled if `model` is. For a `CapsNet` it is a functional model from
@@ -59,7 +67,7 @@ def convert(model, bits=None):
     3
     """
     model, bits = _checked("convert", model, bits)
-    reports = _reports(model, bits)
+    reports = _reports(model, bits, per_channel)
     message = Report(reports.values()).warning()
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
@@ -74,8 +82,8 @@ def convert(model, bits=None):
         if _is_taken_apart(layer):
             return _cloned(layer, clone)
         of_layer = reports.get(id(layer))
-        if of_layer and of_layer.bits and not isinstance(layer, InqLayer):
-            copy, fill = twin(layer, of_layer.bits)
+        if of_layer and of_layer.bits and not any(map(holds_codes, layers_in(layer))):
+            copy, fill = twin(layer, of_layer.bits, per_channel)
         else:
             copy, fill = _copied(layer)
         fillings.append(fill)
@@ -87,12 +95,12 @@ def convert(model, bits=None):
     return result
 
 
-def report(model, bits=None):
+def report(model, bits=None, per_channel=False):
     """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
 
     Args:
       model: A model that `convert` takes, or one that it has made.
-      bits: as `convert` takes it.
+      bits, per_channel: as `convert` takes them.
 
     Returns:
       A list with an entry for each layer that has weights. An entry has the fields
@@ -115,7 +123,8 @@ def report(model, bits=None):
     >>> report[1].why_not
     '27 of 27 weights of kernel are not quantized: neither zero nor a power of two'
     """
-    return Report(_reports(*_checked("report", model, bits)).values())
+    model, bits = _checked("report", model, bits)
+    return Report(_reports(model, bits, per_channel).values())
 
 
 def _checked(owner, model, bits):
@@ -134,19 +143,19 @@ def _checked(owner, model, bits):
 
 
 def _is_taken_apart(layer):
-    """Whether cloning goes into a layer: a Sequential or functional model."""
+    """Whether cloning goes into a layer: a model of layers, or of such models."""
     is_functional = isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
-    return is_functional or isinstance(layer, keras.Sequential)
+    return is_functional or isinstance(layer, (keras.Sequential, Segmenter))
 
 
-def _reports(model, bits):
+def _reports(model, bits, per_channel):
     """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
     found = {}
     for layer in model.layers:
         if _is_taken_apart(layer):
-            found.update(_reports(layer, bits))
+            found.update(_reports(layer, bits, per_channel))
         elif layer.weights and id(layer) not in found:
-            found[id(layer)] = LayerReport.of(layer, bits)
+            found[id(layer)] = LayerReport.of(layer, bits, per_channel)
     return found
 
 
@@ -162,6 +171,12 @@ def _cloned(model, clone):
                 "keras.saving.register_keras_serializable(), or convert the model "
                 "before you compile it"
             ) from error
+    if isinstance(model, Segmenter):
+        parts = {"network": clone(model.network), "decoder": clone(model.decoder)}
+        result = type(model)(**{**model.get_config(), **parts})
+        if model.compiled:
+            result.compile_from_config(model.get_compile_config())
+        return result
     result = keras.models.clone_model(model, clone_function=clone)
     if isinstance(model, PCapsNet):
         result.__class__ = PCapsNet  # Keras has made a plain Sequential of it

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.codes import quantize, top_exponent
+from tf_capsops.layers.coded import Coded
 
 _NAMES = ("kernel", "depthwise_kernel", "pointwise_kernel")
 
@@ -58,6 +59,15 @@ def layers_in(root):
     return list(found.values())
 
 
+def channel_axes(layer, kernel):
+    """The axes of a kernel's output channels, from the first to the last one."""
+    if isinstance(layer, Coded):
+        return layer.channel_axes
+    if kernel.name == "depthwise_kernel" or type(layer) is keras.layers.DepthwiseConv2D:
+        return (-2, -1)
+    return (-2,) if type(layer).__name__.endswith("Transpose") else (-1,)
+
+
 class PartlyFixedKernel:
     """A kernel of a layer, and which of its weights are quantized and fixed.
 
@@ -65,12 +75,15 @@ class PartlyFixedKernel:
       layer: the layer.
       variable: the kernel.
       bits: bits of a quantized weight.
-      top_exponent: n1 of all quantized weights; None as long as all of them are zero.
+      axes: axes of the kernel whose elements have code books of their own.
+      top_exponent: n1 of all quantized weights, or an array of those of the books; None
+        as long as all weights are zero.
       mask: bool, of the kernel's shape: which weights are fixed.
     """
 
-    def __init__(self, layer, variable, bits):
+    def __init__(self, layer, variable, bits, per_channel=False):
         self.layer = layer
+        self.axes = channel_axes(layer, variable) if per_channel else ()
         self.bits = bits
         self.top_exponent = None
         self.variable = variable
@@ -98,14 +111,16 @@ class PartlyFixedKernel:
                 "training has diverged"
             )
         if self.top_exponent is None and np.any(weights):
-            self.top_exponent = top_exponent(weights)
+            self.top_exponent = top_exponent(weights, self.axes)
         sizes = np.abs(weights.reshape(-1).astype(np.float64))
         free = np.flatnonzero(~self.mask)
         largest_first = free[np.argsort(-sizes[free], kind="stable")]
         count = round(fraction * sizes.size) - np.count_nonzero(self.mask)
         chosen = np.unravel_index(largest_first[: max(0, count)], weights.shape)
-        exponent = self.top_exponent or 0
-        self._values[chosen] = quantize(weights[chosen], self.bits, exponent)
+        exponents = self.top_exponent
+        if exponents is not None:
+            finished = quantize(weights, self.bits, exponents, self.axes)
+            self._values[chosen] = finished[chosen]
         self.mask[chosen] = True
         self.restore()
         if self._constraint is not None:

@@ -8,35 +8,38 @@ import keras
 import numpy as np
 
 from tf_capsops import layers
-from tf_capsops.inq.kernels import kernels, layers_and_kernels
+from tf_capsops.inq.kernels import channel_axes, kernels, layers_and_kernels
+from tf_capsops.layers.coded import Coded
+from tf_capsops.layers.convolving import Convolving
 from tf_capsops.ops.squash import squash
 
 
-def bits_or_why_not(layer, bits):
+def bits_or_why_not(layer, bits, per_channel=False):
     """Whether `twin` can replace a layer, and if not, why not.
 
     Args:
       layer: A built layer.
       bits: Bits of a weight; None for the fewest that hold the layer's weights.
+      per_channel: Whether each output channel has its own code book.
 
     Returns:
       Bits of a weight and None, or None and a phrase.
     """
-    kind = type(layer).__name__
-    data_format = getattr(layer, "data_format", "channels_last")
-    if type(layer) is layers.PrimaryCaps:
-        layer = layer.conv
-    if not layers_and_kernels(layer):
+    of_layer = layers_and_kernels(layer)
+    if not of_layer:
         return None, "it has no kernel"
-    if type(layer) not in _TWINS:
-        return None, f"no layer holds codes for {kind}"
-    if getattr(layer, "groups", 1) != 1:
-        return None, f"groups is {layer.groups}: InqConv2D has no groups"
-    if data_format != "channels_last":
-        return None, f"data_format is {data_format}: codes need channels_last"
+    if not _kind_with_bits(layer) and type(layer) not in _TWINS:
+        return None, f"no layer holds codes for {type(layer).__name__}"
+    if type(layer) in _TWINS:
+        if getattr(layer, "groups", 1) != 1:
+            return None, f"groups is {layer.groups}: InqConv2D has no groups"
+        data_format = getattr(layer, "data_format", "channels_last")
+        if data_format != "channels_last":
+            return None, f"data_format is {data_format}: codes need channels_last"
     fewest = 2
-    for kernel in kernels(layer):
-        unfinished, needed = _unfinished_and_bits(kernel)
+    for owner, kernel in of_layer:
+        axes = channel_axes(owner, kernel) if per_channel else ()
+        unfinished, needed = _unfinished_and_bits(kernel, axes)
         if unfinished:
             weights = math.prod(kernel.shape)
             return None, (
@@ -51,19 +54,20 @@ def bits_or_why_not(layer, bits):
 
 def twin_kind(layer):
     """The class that holds the codes of a layer once `twin` has replaced it."""
-    if type(layer) is layers.PrimaryCaps:
+    if _is_taken_apart(layer):
         layer = layer.conv
-    return _TWINS[type(layer)][1] if type(layer) in _TWINS else type(layer).__name__
+    kind = _kind_with_bits(layer) or type(layer)
+    return _TWINS[kind][1] if kind in _TWINS else kind.__name__
 
 
-def twin(layer, bits):
+def twin(layer, bits, per_channel=False):
     """A layer like another one, by the same name, that holds codes of `bits` bits.
 
     Returns:
       The layer, and a function that gives it the weights once it has been built.
     """
-    if type(layer) is layers.PrimaryCaps:
-        conv, fill = twin(layer.conv, bits)
+    if _is_taken_apart(layer):
+        conv, fill = twin(layer.conv, bits, per_channel)
         policy = layer.dtype_policy
         capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
         squashed = keras.layers.Activation(
@@ -73,8 +77,15 @@ def twin(layer, bits):
             name="squash",
         )
         return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
+    kind = _kind_with_bits(layer)
+    if kind:
+        own = {"bits": bits, **({"per_channel": True} if per_channel else {})}
+        result = kind.from_config({**layer.get_config(), **own})
+        if isinstance(layer, Convolving):
+            return result, lambda: _fill(result.conv, layer.conv)
+        return result, lambda: _fill(result, layer)
     make, _ = _TWINS[type(layer)]
-    result, holders_and_kernels = make(layer, bits)
+    result, holders_and_kernels = make(layer, bits, per_channel=per_channel)
 
     def fill():
         for holder, kernel in holders_and_kernels:
@@ -85,18 +96,48 @@ def twin(layer, bits):
     return result, fill
 
 
-def _dense(layer, bits):
-    result = layers.InqDense(layer.units, **_shared(layer, bits))
+def _is_taken_apart(layer):
+    """Whether a `PrimaryCaps` becomes the model that it became in earlier releases.
+
+    Otherwise the weights that they saved of converted models would not load.
+    """
+    is_primary = type(layer) is layers.PrimaryCaps and layer.flatten
+    return is_primary and layer.data_format == "channels_last"
+
+
+def _kind_with_bits(layer):
+    """The class that a layer keeps, or whose config is the same, and that takes bits.
+
+    None if there is none, as for a subclass of somebody else's.
+    """
+    kind = _KINDS.get(type(layer), type(layer))
+    is_ours = kind.__module__.startswith(f"{__package__.partition('.')[0]}.")
+    return kind if is_ours and issubclass(kind, (Coded, Convolving)) else None
+
+
+def _fill(coded, layer):
+    """Gives a layer that holds codes the weights of one that has a kernel."""
+    coded.set_kernel(layer.kernel.numpy())
+    others = {each.name: each for each in layer.weights}
+    for variable in coded.weights:
+        if variable.name in others:
+            variable.assign(others[variable.name])
+
+
+def _dense(layer, bits, per_channel):
+    shared = {**_shared(layer, bits), "per_channel": per_channel}
+    result = layers.InqDense(layer.units, **shared)
     return result, [(result, layer.kernel)]
 
 
-def _conv(layer, bits):
+def _conv(layer, bits, per_channel):
     result = layers.InqConv2D(
         layer.filters,
         layer.kernel_size,
         strides=layer.strides,
         padding=layer.padding,
         dilation_rate=layer.dilation_rate,
+        per_channel=per_channel,
         **_shared(layer, bits),
     )
     return result, [(result, layer.kernel)]
@@ -114,20 +155,28 @@ def _depthwise_conv(layer, bits, **changes):
     return result, [(result, kernels(layer)[0])]
 
 
-def _separable_conv(layer, bits):
+def _separable_conv(layer, bits, per_channel):
     depthwise, first = _depthwise_conv(
         layer,
         bits,
+        per_channel=per_channel,
         use_bias=False,
         activation=None,
         activity_regularizer=None,
         name="depthwise",
     )
-    shared = {**_shared(layer, bits), "name": "pointwise"}
+    shared = {**_shared(layer, bits), "name": "pointwise", "per_channel": per_channel}
     pointwise = layers.InqConv2D(layer.filters, 1, **shared)
     result = keras.Sequential([depthwise, pointwise], name=layer.name)
     return result, [*first, (pointwise, layer.pointwise_kernel)]
 
+
+_KINDS = {
+    keras.layers.Conv1D: layers.InqConv1D,
+    keras.layers.Conv3D: layers.InqConv3D,
+    keras.layers.Conv2DTranspose: layers.InqConv2DTranspose,
+    keras.layers.Conv3DTranspose: layers.InqConv3DTranspose,
+}
 
 # How to make the layers that replace one of a kind, and what the report calls them.
 _TWINS = {
@@ -155,9 +204,17 @@ def _shared(layer, bits):
     }
 
 
-def _unfinished_and_bits(kernel):
-    """How many weights are not quantized, and the fewest bits that hold the others."""
-    weights = kernel.numpy().astype(np.float64)
-    mantissas, above = np.frexp(np.abs(weights[weights != 0]))
-    powers = int(above.max() - above.min()) + 1 if above.size else 1
-    return np.count_nonzero(mantissas != 0.5), 2 + (powers - 1).bit_length()
+def _unfinished_and_bits(kernel, axes):
+    """How many weights are not quantized, and the fewest bits that hold the others.
+
+    Elements of `axes` have code books of their own.
+    """
+    weights = np.abs(kernel.numpy().astype(np.float64))
+    mantissas, above = np.frexp(weights)
+    kept = [axis % weights.ndim for axis in axes]
+    others = tuple(axis for axis in range(weights.ndim) if axis not in kept)
+    used = {"axis": others, "where": weights != 0}
+    most = above.max(**used, initial=-5000) - above.min(**used, initial=5000)
+    powers = max(int(most.max(initial=0)), 0) + 1
+    unfinished = np.count_nonzero((weights != 0) & (mantissas != 0.5))
+    return unfinished, 2 + (powers - 1).bit_length()

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.window import (
     IMAGE,
@@ -31,7 +32,7 @@ from tf_capsops.registered import registered
 keras.saving.register_keras_serializable("tf_capsops")(squash)
 
 
-class CapsuleConv(keras.layers.Layer):
+class CapsuleConv(Coded):
     """The base of layers that convolve capsules along any axes.
 
     A subclass has `axes`, what the axes are called that its window slides along, and
@@ -81,6 +82,10 @@ class CapsuleConv(keras.layers.Layer):
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    @property
+    def channel_axes(self):
+        return (len(self.axes) + 1,)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -187,6 +192,9 @@ class CapsuleConv2D(CapsuleConv):
 
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, or `[KH, KW, C, filters, G, Q, R]`;
     `bias` `[filters, P, R]`, or `[filters, G, P, R]`, a pose for each filter.
+
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
 
     Args:
       filters: how many capsules each output pixel has.

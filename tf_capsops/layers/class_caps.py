@@ -28,6 +28,9 @@ class ClassCaps(Routed):
 
     Weights: `kernel` `[C, num_classes, Q, R]`, and those of the rule.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       num_classes: how many classes.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.

@@ -96,6 +96,9 @@ class ConvCaps2D(ConvCaps):
 
     Half precision: moments and rules are computed in float32 and results rounded once.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       filters: how many parent types.
       kernel_size: one or two ints.

@@ -28,6 +28,9 @@ class DenseCaps(Routed):
     Weights: `kernel` `[I, num_capsules, Q, R]`, or `[num_capsules, Q, R]` with
     `share_weights`; and those of the rule.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       num_capsules: how many parents.
       pose_shape: (P, R) of the parents' poses; P is the children's.
@@ -82,9 +85,9 @@ class DenseCaps(Routed):
             weights = tf.broadcast_to(weights, [in_caps, *weights.shape])
         # A window of one pixel at one position.
         return (
-            poses[:, tf.newaxis, tf.newaxis],
-            activations[:, tf.newaxis, tf.newaxis],
-            weights[tf.newaxis, tf.newaxis],
+            _at_one_pixel(poses, 1),
+            _at_one_pixel(activations, 1),
+            _at_one_pixel(weights, 0),
         ), {}
 
     def of_parents(self, values):
@@ -106,3 +109,8 @@ class DenseCaps(Routed):
             "num_capsules": self.num_capsules,
             "share_weights": self.share_weights,
         }
+
+
+def _at_one_pixel(tensor, axis):
+    """Adds a height and a width of 1 before an axis."""
+    return tf.expand_dims(tf.expand_dims(tensor, axis), axis)

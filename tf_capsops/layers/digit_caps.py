@@ -17,6 +17,7 @@ from tf_capsops.arguments import (
     known_shape,
     positive_int,
 )
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import RoutedNormal
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built, weights_by_name
@@ -30,7 +31,7 @@ from tf_capsops.shapes import dimensions
 
 
 @registered
-class DigitCaps(keras.layers.Layer):
+class DigitCaps(Coded):
     """Fully connected capsules: each input predicts each output, and routing weighs.
 
     Section 2 and procedure 1 of Sabour et al. (2017), by the op
@@ -47,6 +48,9 @@ class DigitCaps(keras.layers.Layer):
     `[I, num_capsules]`, from which routing starts; both without I with `share_weights`.
 
     Half precision: everything is computed in float32 and the output rounded once.
+
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
 
     Args:
       num_capsules: how many output capsules, one a class.
@@ -72,6 +76,8 @@ class DigitCaps(keras.layers.Layer):
     >>> layer(np.ones([2, 32, 8])).shape.as_list()
     [2, 10, 16]
     """
+
+    channel_axes = (-3, -2)
 
     def __init__(
         self,

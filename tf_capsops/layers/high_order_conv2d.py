@@ -12,6 +12,7 @@ from tf_capsops.arguments import (
     positive_int,
     positive_pair,
 )
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.data_format import (
     channels_axis,
     checked_data_format,
@@ -25,7 +26,7 @@ from tf_capsops.shapes import joined, sizes
 
 
 @registered
-class HighOrderConv2D(keras.layers.Layer):
+class HighOrderConv2D(Coded):
     """Filters every pixel with weights that a convolution of the image generates.
 
     First a convolution, the generator, looks around each pixel and computes KH x KW
@@ -57,6 +58,9 @@ class HighOrderConv2D(keras.layers.Layer):
     adds about a hundredth of the input's magnitude to each of its taps. With
     `"softmax"` the same start is close to an average, as `exp(1)` and `exp(0)` do not
     differ much.
+
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
 
     Args:
       kernel_size: the size of the filters of a pixel, one or two odd ints.

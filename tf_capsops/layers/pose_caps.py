@@ -27,6 +27,9 @@ class PoseCaps(Convolving):
     Input shape: `[B, H, W, C]`. Output shapes: poses `[B, H', W', capsules, P, Q]` and
     activations `[B, H', W', capsules]`. Batch, height and width may be unknown.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       capsules: how many capsules each position has.
       pose_shape: (P, Q).

@@ -34,6 +34,9 @@ class PrimaryCaps(Convolving):
     H', W', channels, capsule_dim]`, as `SlimCaps2D` takes it, and height and width may
     be unknown.
 
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
+
     Args:
       channels: how many capsules each position has.
       capsule_dim: how long a capsule's vector is.

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, int_between, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.window import (
@@ -27,11 +28,13 @@ from tf_capsops.registered import registered
 _GAIN = 1.5  # Length of the first sums of votes, relative to the children's.
 
 
-class SlimCaps(keras.layers.Layer):
+class SlimCaps(Coded):
     """The base of slim capsules along any axes.
 
     A subclass sets `axes`, the names of its spatial axes.
     """
+
+    channel_axes = (-2, -1)
 
     axes = None
     is_transposed = False
@@ -211,6 +214,9 @@ class SlimCaps2D(SlimCaps):
 
     A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. Half precision:
     everything is computed in float32 and the output rounded once.
+
+    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
+    zero, which do not train; with `per_channel` in a code book for each output channel.
 
     Args:
       filters: how many types of parents.
