@@ -22,15 +22,16 @@ def top_exponent(weights, axes=()):
 
     Args:
       weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
-      axes: Axes to whose elements code books belong, such as those of output channels;
-        () for one book.
+      axes: Axes to whose elements code books belong, such as those of output channels,
+        in ascending order; () for one book.
 
     Returns:
       An int, or an array of ints of the sizes of `axes`; 0 where all weights are zero,
       or there are none.
 
     Raises:
-      ValueError: a weight is infinite or not a number, or they are no real numbers.
+      ValueError: a weight is infinite or not a number, they are no real numbers, or
+        `axes` is not as above.
 
     >>> tf_capsops.inq.top_exponent([0.1, -0.75, 0.5])
     0
@@ -38,6 +39,7 @@ def top_exponent(weights, axes=()):
     -1
     """
     values, _ = _float64("top_exponent", weights)
+    axes = _checked_axes("top_exponent", axes, values.ndim)
     return _without_others(_top_exponent(values, axes), axes)
 
 
@@ -92,6 +94,7 @@ def encode(weights, bits, top_exponent=None, axes=()):
     """
     powers = 2 ** (checked_bits("encode", bits) - 2)
     values, _ = _float64("encode", weights)
+    axes = _checked_axes("encode", axes, values.ndim)
     if top_exponent is None:
         n1 = _top_exponent(values, axes)
     else:
@@ -128,6 +131,7 @@ def decode(codes, bits, top_exponent, dtype="float32", axes=()):
     """
     bits = checked_bits("decode", bits)
     codes = checked_codes("decode", codes, bits)
+    axes = _checked_axes("decode", axes, codes.ndim)
     n1 = _checked_exponents("decode", top_exponent, codes.shape, axes)
     dtype = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
     steps = np.maximum(codes.astype(np.int64) - 1, 0) // 2
@@ -174,6 +178,26 @@ def checked_codes(owner, codes, bits):
     return codes.astype(np.uint8)
 
 
+def _checked_axes(owner, axes, rank):
+    """Returns axes of an array counted from its first one, a tuple of ints."""
+    given = axes if isinstance(axes, (list, tuple)) else [None]
+    found = []
+    for axis in given:
+        try:
+            axis = operator.index(axis)
+        except TypeError:
+            break
+        if not -rank <= axis < rank or found[-1:] >= [axis % rank]:
+            break
+        found.append(axis % rank)
+    if len(found) < len(given):
+        raise ValueError(
+            f"{owner}: axes must be a tuple of some of {rank} axes in ascending order, "
+            f"each once, got {axes!r}"
+        )
+    return tuple(found)
+
+
 def _integer(owner, top_exponent):
     """Returns an exponent, an integer of 32 bits, as an int."""
     try:
@@ -198,18 +222,16 @@ def _checked_exponents(owner, top_exponent, shape, axes):
             f"{owner}: top_exponent must be integers of shape {sizes} for axes {axes}, "
             f"got {exponents.dtype} of shape {exponents.shape}"
         )
-    kept = [axis % len(shape) for axis in axes]
     return exponents.astype(np.int64).reshape(
-        [size if axis in kept else 1 for axis, size in enumerate(shape)]
+        [size if axis in axes else 1 for axis, size in enumerate(shape)]
     )
 
 
 def _without_others(exponents, axes):
-    """Returns n1 with no axes but the books', which are in order."""
+    """Returns n1 with no axes but the books'."""
     if not axes:
         return exponents
-    kept = [axis % exponents.ndim for axis in axes]
-    return exponents.reshape([exponents.shape[axis] for axis in kept])
+    return exponents.reshape([exponents.shape[axis] for axis in axes])
 
 
 def _float64(owner, weights):
@@ -238,8 +260,7 @@ def _float64(owner, weights):
 
 def _top_exponent(values, axes):
     """Returns n1, an int, or with the rank of the weights if each of `axes` has one."""
-    kept = [axis % values.ndim for axis in axes]
-    others = tuple(axis for axis in range(values.ndim) if axis not in kept)
+    others = tuple(axis for axis in range(values.ndim) if axis not in axes)
     largest = np.abs(values).max(axis=others, initial=0.0, keepdims=True)
     exponents = np.where(largest == 0, 0, _nearest_exponent(largest)[0])
     return exponents if axes else int(exponents.reshape(()))

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     for _, kernel in layers_and_kernels(model):
         kernel.assign(inq.quantize(kernel, 5))
     model.save(folder / "float.keras")
-    inq.convert(model, 5).save(folder / "codes.keras")
+    inq.convert(model, 5, all_kinds=True).save(folder / "codes.keras")
     image = data.load("digits").x_test[3]
     keras.utils.save_img(folder / "3.png", 255 * image, scale=False)
     return folder

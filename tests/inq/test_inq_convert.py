@@ -181,7 +181,7 @@ def test_capsules(tmp_path):
         decoder_units=(32,),
     )
     quantize(model)
-    converted = inq.convert(model)
+    converted = inq.convert(model, all_kinds=True)
     assert all(each.bits == 4 for each in inq.report(converted))
     found = {type(each).__name__ for each in inq.kernels.layers_in(converted)}
     assert {"InqConv2D", "InqDense", "DigitCaps"} <= found
@@ -280,7 +280,7 @@ def test_a_sequential_model_without_an_input_layer():
 def test_segmentation(tmp_path, name, shape, outputs):
     model = getattr(models, name)(shape, outputs, size="small")
     model.compile()
-    converted = inq.convert(quantize(model))
+    converted = inq.convert(quantize(model), all_kinds=True)
     assert type(converted) is type(model)
     assert all(each.bits for each in inq.report(converted) if each.weights)
     images = tf.nn.sigmoid(_images(2, *shape))
@@ -308,7 +308,7 @@ def test_keras_convolutions(tmp_path):
     volume = keras.layers.Conv3D(3, 2, activation="relu", groups=3)(volume)
     volume = keras.layers.Conv3DTranspose(2, 2, use_bias=False)(volume)
     model = quantize(keras.Model(inputs, [lines, up, volume]))
-    converted = inq.convert(model)
+    converted = inq.convert(model, all_kinds=True)
     found = [type(each).__name__ for each in converted.layers if each.weights]
     assert sorted(found) == [
         *("InqConv1D", "InqConv2DTranspose", "InqConv3D", "InqConv3DTranspose")

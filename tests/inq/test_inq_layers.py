@@ -55,7 +55,7 @@ def _only_layer(model):
 @every_layer
 def test_outputs_files_and_configs(case, tmp_path):
     model = quantize(_model(case), _BITS)
-    converted = inq.convert(model, _BITS)
+    converted = inq.convert(model, _BITS, all_kinds=True)
     inputs = _inputs(case)
     _assert_same(case, converted(inputs), model(inputs))
     layer, plain = _only_layer(converted), _only_layer(model)
@@ -71,7 +71,7 @@ def test_outputs_files_and_configs(case, tmp_path):
     for ours, theirs in zip(loaded.get_weights(), converted.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     report = next(each for each in inq.report(loaded) if each.bits)
-    (before,) = inq.report(model, _BITS)
+    (before,) = inq.report(model, _BITS, all_kinds=True)
     assert (report.becomes, report.bits) == (before.becomes, _BITS)
     assert report.bytes_after == before.bytes_after < before.bytes_before
     (kernel,) = (kernel for _, kernel in inq.kernels.layers_and_kernels(model))
@@ -83,7 +83,7 @@ def test_outputs_files_and_configs(case, tmp_path):
 @every_layer
 def test_gradients_reach_inputs_and_other_weights(case):
     model = quantize(_model(case), _BITS)
-    converted = inq.convert(model, _BITS)
+    converted = inq.convert(model, _BITS, all_kinds=True)
     inputs, found = _inputs(case), []
     for each in (model, converted):
         kernels = {id(kernel) for _, kernel in inq.kernels.layers_and_kernels(each)}
@@ -109,7 +109,7 @@ def test_policies(case, policy):
     keras.config.set_dtype_policy(policy)
     try:
         model = quantize(_model(case), _BITS)
-        converted = inq.convert(model, _BITS)
+        converted = inq.convert(model, _BITS, all_kinds=True)
         layer = _only_layer(converted)
         inputs = [tf.cast(each, layer.compute_dtype) for each in _inputs(case)]
         for ours, theirs in zip(
@@ -127,7 +127,7 @@ def test_policies(case, policy):
 @every_layer
 def test_portable(case, tmp_path):
     model = quantize(_model(case), _BITS)
-    converted = inq.convert(model, _BITS)
+    converted = inq.convert(model, _BITS, all_kinds=True)
     inputs = _inputs(case)
     with tf_capsops.portable():
         found, expected = converted(inputs), model(inputs)
@@ -137,7 +137,7 @@ def test_portable(case, tmp_path):
 @pytest.mark.ci
 @every_layer
 def test_xla(case):
-    converted = inq.convert(quantize(_model(case), _BITS), _BITS)
+    converted = inq.convert(quantize(_model(case), _BITS), _BITS, all_kinds=True)
     inputs = _inputs(case)
     compiled = tf.function(converted, jit_compile=True, autograph=False)
     for one, other in zip(
@@ -214,7 +214,7 @@ def test_a_saved_model_holds_codes(tmp_path):
 def test_a_capsnet_of_5_bits_is_small(tmp_path):
     """A byte a weight in memory, five bits in the file."""
     model = quantize(tf_capsops.models.capsnet((28, 28, 1), 10), 5)
-    converted = inq.convert(model, 5)
+    converted = inq.convert(model, 5, all_kinds=True)
     weights = sum(
         kernel.numpy().size for _, kernel in inq.kernels.layers_and_kernels(model)
     )

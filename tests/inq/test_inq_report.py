@@ -99,10 +99,13 @@ def test_reasons():
     assert _by_name(model)["wide"].bits == 5
 
 
-def test_primary_caps_of_channels_first_have_codes():
+def test_primary_caps_of_channels_first_have_codes_if_asked():
     caps = layers.PrimaryCaps(2, 4, 3, data_format="channels_first", name="caps")
     model = _quantized(keras.Input([1, 8, 8]), caps)
-    (converted,) = inq.convert(model).layers
+    with pytest.warns(UserWarning, match="caps: data_format is channels_first"):
+        (converted,) = inq.convert(model).layers
+    assert converted.data_format == "channels_first" and converted.bits is None
+    (converted,) = inq.convert(model, all_kinds=True).layers
     assert converted.data_format == "channels_first" and converted.bits == 4
     images = np.random.default_rng(2).normal(size=[2, 1, 8, 8]).astype(np.float32)
     np.testing.assert_allclose(converted(images), caps(images), atol=1e-6)
@@ -199,7 +202,10 @@ def test_a_training_that_stopped_early_is_said():
 def test_a_capsnet_is_reported_as_it_is_converted():
     model = models.capsnet((28, 28, 1), 10, filters=8, primary_channels=2)
     found = {each.kind: each for each in inq.report(model)}
-    assert "are not quantized" in found["DigitCaps"].why_not
+    asked = "DigitCaps holds codes only with all_kinds=True"
+    assert found["DigitCaps"].why_not == asked
+    every = {each.kind: each for each in inq.report(model, all_kinds=True)}
+    assert "are not quantized" in every["DigitCaps"].why_not
     assert "are not quantized" in found["PrimaryCaps"].why_not
 
 

@@ -25,7 +25,7 @@ from tf_capsops.bench.cases import Case
 from tf_capsops.bench.fitting import scope
 from tf_capsops.codes import quantize
 from tf_capsops.inq.kernels import layers_and_kernels
-from tf_capsops.inq.twins import bits_or_why_not, twin
+from tf_capsops.inq.twins import Books, bits_or_why_not, twin
 
 _SEED = 20180507
 CODES = f"{report.OURS}, codes"
@@ -176,9 +176,10 @@ def coded(layer: keras.layers.Layer, bits: int, *inputs) -> keras.layers.Layer |
     """Returns a built layer's copy with codes of its weights, or None if none has."""
     for _, kernel in layers_and_kernels(layer):
         kernel.assign(quantize(kernel, bits))
-    if bits_or_why_not(layer, bits)[0] is None:
+    books = Books(bits, all_kinds=True)
+    if bits_or_why_not(layer, books)[0] is None:
         return None
-    result, fill = twin(layer, bits)
+    result, fill = twin(layer, books)
     result(*inputs)
     fill()
     return result

@@ -174,7 +174,7 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     """Converts the quantized model, measures, adds to the report, and prints it."""
     after = Accuracy.of(model, dataset)
     bare = bare_copy(model)
-    layers = inq.report(bare, steps.bits, steps.per_channel)
+    layers = inq.report(bare, steps.bits, steps.per_channel, all_kinds=True)
     with_codes = converted(bare, steps.bits, steps.per_channel)
     with_codes.save(directory / CODES)
     counts = [each.mask.size for each in steps.kernels]
@@ -293,7 +293,7 @@ def converted(model, bits, per_channel):
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: ")
-        return inq.convert(model, bits, per_channel)
+        return inq.convert(model, bits, per_channel, all_kinds=True)
 
 
 def bare_copy(model):

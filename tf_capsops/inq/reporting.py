@@ -26,14 +26,14 @@ class LayerReport:
     why_not: str | None
 
     @classmethod
-    def of(cls, layer, bits, per_channel=False):
-        """The report of a built layer; others are as `bits_or_why_not` takes them."""
+    def of(cls, layer, books):
+        """The report of a built layer; `books` are as `bits_or_why_not` takes them."""
         coded = [each for each in layers_in(layer) if holds_codes(each)]
         if coded:
             kernels, bits, why_not = [each.codes for each in coded], coded[0].bits, None
             known = [*kernels, *(each.top_exponent for each in coded)]
         else:
-            bits, why_not = bits_or_why_not(layer, bits, per_channel)
+            bits, why_not = bits_or_why_not(layer, books)
             pairs = layers_and_kernels(layer)
             kernels = known = [kernel for _, kernel in pairs]
         ids = set(map(id, known))
@@ -42,7 +42,7 @@ class LayerReport:
         as_numbers = 4 * sum(sizes) if coded else sum(map(_bytes, kernels))
         if coded:
             exponents = [math.prod(each.top_exponent.shape) for each in coded]
-        elif per_channel:
+        elif books.per_channel:
             exponents = [_channels(*pair) for pair in pairs]
         else:
             exponents = [1] * len(sizes)

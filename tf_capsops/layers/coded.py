@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, integers
-from tf_capsops.codes import checked_bits, decode, encode
+from tf_capsops.codes import checked_bits, encode
 from tf_capsops.layers.weights import require_built, title, weights_by_name
 from tf_capsops.ops.inq_decode import inq_decode
 from tf_capsops.packing import pack, unpack
@@ -16,27 +16,40 @@ from tf_capsops.packing import pack, unpack
 class Coded(keras.layers.Layer):
     """A layer whose kernel is a variable or, if it is given `bits`, codes.
 
-    A subclass adds its kernel by `add_weight(name="kernel")` and reads it as a tensor.
-    With `bits` it gets a `CodedKernel`, which decodes the codes when it is read, and
-    the layer has the weights `codes`, uint8 of the kernel's shape, and `top_exponent`,
-    an int64 with the range of an int32. They do not train, and the kernel's regularizer
-    and constraint have no effect. In a file a code takes `bits` bits.
+    A subclass assigns `add_weight(name="kernel")` to `kernel`, and reads that as a
+    tensor. With `bits` the layer has the weights `codes`, uint8 of the kernel's shape,
+    and `top_exponent`, an int64 with the range of an int32. They do not train, and the
+    kernel's regularizer and constraint have no effect. In a file a code takes `bits`
+    bits, and a top exponent 32.
 
     With `per_channel` each element of the kernel's `channel_axes`, which are next to
     each other, has its own top exponent: `top_exponent` has their sizes.
 
     Args:
-      bits: bits of a weight, 2 to 8, or None for a kernel of numbers.
-      per_channel: whether each output channel has its own code book.
+      bits, per_channel: as `checked_books` takes them.
     """
 
     channel_axes = (-1,)
 
     def __init__(self, *args, bits=None, per_channel=False, **kwargs):
         super().__init__(*args, **kwargs)
-        owner = type(self).__name__
-        self.bits = bits if bits is None else checked_bits(owner, bits)
-        self.per_channel = boolean(owner, "per_channel", per_channel)
+        self.bits, self.per_channel = checked_books(self, bits, per_channel)
+
+    @property
+    def kernel(self):
+        """The kernel: a Keras variable, or a tensor that codes are decoded to.
+
+        The tensor is of the layer's compute dtype, and made anew at each reading.
+        """
+        return self._numbers if self.bits is None else self._decoded()
+
+    @kernel.setter
+    def kernel(self, variable):
+        if self.bits is None:
+            # Keras has tracked it already, by the name of the property.
+            object.__setattr__(self, "_numbers", variable)
+        elif variable is not None:
+            raise AttributeError(f"{title(self)} holds codes: call set_kernel")
 
     @property
     def book_axes(self):
@@ -47,7 +60,7 @@ class Coded(keras.layers.Layer):
         if self.bits is None or kwargs.get("name") != "kernel":
             return super().add_weight(*args, **kwargs)
         self._add_codes(kwargs["shape"], kwargs["initializer"])
-        return CodedKernel(self)
+        return None
 
     def set_kernel(self, weights, top_exponent=None):
         """Quantizes weights and makes them the kernel, in a layer that holds codes.
@@ -74,11 +87,6 @@ class Coded(keras.layers.Layer):
         self.codes.assign(codes)
         self.top_exponent.assign(top_exponent)
 
-    def decoded_kernel(self):
-        """The kernel as numbers, a NumPy array of float32, in a layer with codes."""
-        exponents = self.top_exponent.numpy()
-        return decode(self.codes, self.bits, exponents, axes=self.book_axes)
-
     def set_weights(self, weights):
         if self.bits is None:
             super().set_weights(weights)
@@ -89,10 +97,11 @@ class Coded(keras.layers.Layer):
         if self.bits is None:
             super().save_own_variables(store)
             return
-        for variable in self.weights:
-            is_codes = variable is self.codes
-            value = pack(variable, self.bits) if is_codes else variable.numpy()
-            store[variable.name] = value
+        values = {variable.name: variable.numpy() for variable in self.weights}
+        values["codes"] = pack(values["codes"], self.bits)
+        values["top_exponent"] = values["top_exponent"].astype(np.int32)
+        for name, value in values.items():
+            store[name] = value
 
     def load_own_variables(self, store):
         if self.bits is None:
@@ -113,9 +122,7 @@ class Coded(keras.layers.Layer):
         self._assign(values)
 
     def get_config(self):
-        coded = {} if self.bits is None else {"bits": self.bits}
-        coded |= {"per_channel": True} if self.per_channel else {}
-        return {**super().get_config(), **coded}
+        return {**super().get_config(), **books_config(self)}
 
     def _assign(self, values):
         """Sets weights by their names: all of them or, if one does not fit, none."""
@@ -130,6 +137,15 @@ class Coded(keras.layers.Layer):
                 variable.check(values[variable.name])
         for variable in self.weights:
             variable.assign(values[variable.name])
+
+    def _decoded(self):
+        return inq_decode(
+            tf.convert_to_tensor(self.codes),
+            tf.convert_to_tensor(self.top_exponent),
+            self.bits,
+            tf.as_dtype(self.compute_dtype),
+            [axis % len(self.codes.shape) for axis in self.book_axes],
+        )
 
     def _add_codes(self, shape, initializer, drawn_shape=None):
         """Adds the codes of a kernel that is drawn, maybe in another shape."""
@@ -162,40 +178,34 @@ def holds_codes(layer):
     return isinstance(layer, Coded) and layer.bits is not None
 
 
-class CodedKernel:
-    """Stands for the kernel of a layer with codes, which are decoded at each reading.
+def checked_books(layer, bits, per_channel):
+    """Returns the two arguments of all layers that may hold codes.
 
-    TensorFlow takes it for a tensor of the layer's compute dtype, NumPy for an array.
+    Args:
+      layer: named in messages.
+      bits: bits of a weight, 2 to 8, or None for a kernel of numbers.
+      per_channel: whether each output channel has its own code book, which needs bits.
+
+    Raises:
+      ValueError: an argument is not as above.
     """
-
-    name = "kernel"
-
-    def __init__(self, layer):
-        self._layer = layer
-
-    @property
-    def shape(self):
-        return tuple(self._layer.codes.shape)
-
-    @property
-    def dtype(self):
-        return self._layer.compute_dtype
-
-    def numpy(self):
-        return self._layer.decoded_kernel()
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.numpy(), dtype)
-
-    def __tf_tensor__(self, dtype=None, name=None):
-        layer = self._layer
-        return inq_decode(
-            tf.convert_to_tensor(layer.codes),
-            tf.convert_to_tensor(layer.top_exponent),
-            layer.bits,
-            tf.as_dtype(dtype or self.dtype),
-            [axis % len(self.shape) for axis in layer.book_axes],
+    owner = type(layer).__name__
+    per_channel = boolean(owner, "per_channel", per_channel)
+    if bits is not None:
+        return checked_bits(owner, bits), per_channel
+    if per_channel:
+        raise ValueError(
+            f"{owner}: per_channel is of code books: give bits from 2 to 8, too, got "
+            "None"
         )
+    return None, False
+
+
+def books_config(layer):
+    """Returns these arguments for a config, without those that are the defaults."""
+    if layer.bits is None:
+        return {}
+    return {"bits": layer.bits, **({"per_channel": True} if layer.per_channel else {})}
 
 
 class _Integers(keras.Variable):

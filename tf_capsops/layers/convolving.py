@@ -4,6 +4,7 @@
 
 import keras
 
+from tf_capsops.layers.coded import books_config, checked_books
 from tf_capsops.layers.conv2d import Conv2D
 from tf_capsops.layers.inq_conv2d import InqConv2D
 from tf_capsops.layers.window import set_window
@@ -49,7 +50,7 @@ class Convolving(keras.layers.Layer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.bits, self.per_channel = bits, per_channel
+        self.bits, self.per_channel = checked_books(self, bits, per_channel)
         set_window(self, kernel_size, strides, padding)
         new = self._new_conv(
             filters,
@@ -71,7 +72,7 @@ class Convolving(keras.layers.Layer):
             "name": "conv",
         }
         if self.bits is not None:
-            arguments |= {"bits": self.bits, "per_channel": self.per_channel}
+            arguments |= books_config(self)
             return InqConv2D(filters, self.kernel_size, **arguments)
         return Conv2D(
             filters,
@@ -94,6 +95,5 @@ class Convolving(keras.layers.Layer):
             "padding": self.padding,
             **{name: conv.get(name) for name in _ARGUMENTS},
             **({"conv": changes} if changes else {}),
-            **({} if self.bits is None else {"bits": self.bits}),
-            **({"per_channel": True} if self.per_channel else {}),
+            **books_config(self),
         }

@@ -145,9 +145,10 @@ class HighOrderConv2D(Coded):
         self._checked(inputs_shape, guide_shape)
         guide_shape = inputs_shape if guide_shape is None else guide_shape
         numbers = self.groups * self.kernel_size[0] * self.kernel_size[1]
+        self._guide_channels = guide_shape[self._channels]
         self.kernel = self.add_weight(
             name="kernel",
-            shape=(*self.generator_kernel_size, guide_shape[self._channels], numbers),
+            shape=(*self.generator_kernel_size, self._guide_channels, numbers),
             initializer=self.kernel_initializer,
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
@@ -169,9 +170,9 @@ class HighOrderConv2D(Coded):
         (inputs,) = float_tensors(owner, inputs=inputs)
         (guide,) = float_tensors(owner, guide=inputs if guide is None else guide)
         # A convolution with other channels would pass for one of several groups.
-        if guide.shape[self._channels] != self.kernel.shape[2]:
+        if guide.shape[self._channels] != self._guide_channels:
             raise ValueError(
-                f"{owner}: the guide must have {self.kernel.shape[2]} channels, got "
+                f"{owner}: the guide must have {self._guide_channels} channels, got "
                 f"shape {tuple(guide.shape)}"
             )
         # The images change their layout, because the filters may take many times as

@@ -3,14 +3,11 @@
 """The depthwise convolution whose weights are zero or powers of two."""
 
 import keras
-import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
-from tf_capsops.ops.inq_conv import decoded
-from tf_capsops.ops.inq_decode import inq_decode
 from tf_capsops.registered import registered
 
 
@@ -86,20 +83,13 @@ class InqDepthwiseConv2D(InqLayer):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
         outputs = keras.ops.depthwise_conv(
             images,
-            self._weights(),
+            self._decoded(),
             strides=self.strides,
             padding=self.padding,
             data_format="channels_last",
             dilation_rate=self.dilation_rate,
         )
         return self._finished(outputs)
-
-    def _weights(self):
-        codes = tf.convert_to_tensor(self.codes)
-        exponents = tf.convert_to_tensor(self.top_exponent)
-        if self.per_channel:
-            return inq_decode(codes, exponents, self.bits, self.compute_dtype, (2, 3))
-        return decoded(codes, exponents, self.bits, self.compute_dtype)
 
     def compute_output_shape(self, input_shape):
         shape = checked_images(self, input_shape)

@@ -6,9 +6,10 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean
-from tf_capsops.codes import checked_bits
+from tf_capsops.codes import checked_bits, decode
 from tf_capsops.layers.coded import Coded
 from tf_capsops.ops.inq_conv import inq_conv2d, powers_of_two
+from tf_capsops.ops.squash import at_least_float32
 
 
 class InqLayer(Coded):
@@ -41,7 +42,8 @@ class InqLayer(Coded):
     @property
     def kernel(self):
         """The kernel as numbers, a NumPy array of float32."""
-        return self.decoded_kernel()
+        exponents = self.top_exponent.numpy()
+        return decode(self.codes, self.bits, exponents, axes=self.book_axes)
 
     def get_config(self):
         return {
@@ -69,17 +71,17 @@ class InqLayer(Coded):
 
     def _convolve(self, images, **options):
         """Convolves with the kernel, then applies bias and activation."""
-        exponent = 0 if self.per_channel else tf.cast(self.top_exponent, "int32")
-        outputs = inq_conv2d(
-            images,
-            tf.convert_to_tensor(self.codes),
-            exponent,
-            bits=self.bits,
-            **options,
-        )
+        codes = tf.convert_to_tensor(self.codes)
+        exponents = tf.convert_to_tensor(self.top_exponent)
+        options["bits"] = self.bits
         if self.per_channel:
-            exponents = tf.convert_to_tensor(self.top_exponent)
-            outputs *= powers_of_two(exponents, outputs.dtype)
+            # Sums of weights up to 1 may be too large for float16.
+            sums = inq_conv2d(at_least_float32(images), codes, 0, **options)
+            outputs = sums * powers_of_two(exponents, sums.dtype)
+            outputs = tf.cast(outputs, images.dtype)
+        else:
+            exponent = tf.cast(exponents, tf.int32)
+            outputs = inq_conv2d(images, codes, exponent, **options)
         return self._finished(outputs)
 
     def _finished(self, outputs):

@@ -15,8 +15,8 @@ tf.no_gradient("InqDecode")
 def inq_decode(codes, top_exponents, bits, dtype, axes=()):
     """Returns the weights that codes stand for, a tensor.
 
-    Weights that are normal numbers of `dtype` are exact; others may become infinite or
-    zero.
+    Weights that are normal numbers of `dtype` are exact, as long as n1 is at most 127
+    (1023 in float64); others may become infinite or zero.
 
     Args:
       codes: Codes as for `tf_capsops.inq_conv2d`, of any shape that is known, uint8.
@@ -32,16 +32,17 @@ def inq_decode(codes, top_exponents, bits, dtype, axes=()):
         this, and reads it as zero.
     """
     shape = codes.shape.as_list()
-    if _portable.is_on() and not axes:
-        return decoded(codes, top_exponents, bits, dtype)
-    scales = tf.reshape(powers_of_two(top_exponents, dtype), [-1])
+    # A book may start above what float16 holds, and its weights may be below.
+    wide = tf.float32 if dtype == tf.float16 else dtype
+    scales = tf.reshape(powers_of_two(top_exponents, wide), [-1])
     columns = 1
     if axes:
         columns = math.prod(shape[axes[0] :])
         scales = tf.repeat(scales, math.prod(shape[axes[-1] + 1 :]))
     codes = tf.reshape(codes, [math.prod(shape) // max(columns, 1), columns])
     if _portable.is_on():
-        weights = decoded(codes, 0, bits, dtype) * scales
+        weights = decoded(codes, 0, bits, wide)
+        weights = tf.where(weights == 0, weights, weights * scales)
     else:
         weights = _library.load().inq_decode(codes, scales, bits=bits)
-    return tf.reshape(weights, shape)
+    return tf.cast(tf.reshape(weights, shape), dtype)
