@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that keep their kind and hold codes: the same layer, with a smaller kernel."""
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -163,6 +164,108 @@ def test_a_new_layer_starts_with_quantized_weights_of_its_initializer():
     assert layer.kernel.dtype == "float32"
 
 
+def test_a_kernel_of_codes_is_a_tensor():
+    """With all that a tensor has, and nothing that would not reach the codes."""
+    layer = _digits()
+    weights = np.random.default_rng(1).normal(size=layer.kernel.shape)
+    layer.set_kernel(weights)
+    rounded = inq.quantize(weights.astype(np.float32), 3)
+    assert tf.is_tensor(layer.kernel) and layer.kernel.dtype == tf.float32
+    np.testing.assert_array_equal(layer.kernel[1:3, ..., 0], rounded[1:3, ..., 0])
+    np.testing.assert_array_equal(2 * layer.kernel - 1, 2 * rounded - 1)
+    np.testing.assert_array_equal(keras.ops.sum(layer.kernel), tf.reduce_sum(rounded))
+    np.testing.assert_array_equal(layer.kernel.numpy(), rounded)
+    assert not hasattr(layer.kernel, "assign")
+    with pytest.raises(AttributeError, match="digits holds codes: call set_kernel"):
+        layer.kernel = rounded
+    half = _digits(dtype="mixed_float16")
+    assert half.kernel.dtype == tf.float16
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **books: layers.DigitCaps(3, 2, **books),
+        lambda **books: layers.DenseCaps(3, (2, 2), **books),
+        lambda **books: layers.PrimaryCaps(3, 2, 3, **books),
+        lambda **books: layers.PoseCaps(3, **books),
+        lambda **books: layers.CapsuleConv2D(3, (2, 2), 3, **books),
+        lambda **books: layers.SlimCaps2D(3, 2, 3, **books),
+        lambda **books: layers.HighOrderConv2D(3, **books),
+        lambda **books: layers.InqConv2D(3, 3, **books),
+        lambda **books: layers.InqDense(3, **books),
+        lambda **books: layers.InqDepthwiseConv2D(3, **books),
+        lambda **books: layers.InqConv1D(3, 3, **books),
+        lambda **books: layers.InqConv3DTranspose(3, 3, **books),
+    ],
+)
+def test_arguments_of_code_books_are_those_of_all_layers(make):
+    layer = make(bits=3, per_channel=True)
+    kind = type(layer)
+    copy = kind.from_config(layer.get_config())
+    assert (copy.bits, copy.per_channel) == (3, True)
+    always = kind.__name__.startswith("Inq")
+    plain = make()
+    assert (plain.bits, plain.per_channel) == (5 if always else None, False)
+    assert ("bits" in plain.get_config()) == always
+    for books, text in (
+        ({"bits": 9}, "bits must be an integer from 2 to 8, got 9"),
+        ({"bits": "5"}, "bits must be an integer from 2 to 8, got '5'"),
+        ({"bits": 5, "per_channel": 2}, "per_channel must be True or False, got 2"),
+    ):
+        with pytest.raises(ValueError, match=f"{kind.__name__}: {text}"):
+            make(**books)
+    if not always:
+        text = "per_channel is of code books: give bits from 2 to 8, too, got None"
+        with pytest.raises(ValueError, match=f"{kind.__name__}: {text}"):
+            make(per_channel=True)
+
+
+def _own_activation(numbers):
+    return numbers * 2
+
+
+def test_activations_that_are_not_registered():
+    """Those of finished layers are kept, as convolutions keep theirs."""
+    inputs = keras.Input([8, 6, 2])
+    capsules = keras.layers.Reshape([8, 6, 1, 1, 2])(inputs)
+    capsules = layers.CapsuleConv2D(2, (1, 2), 3, activation=_own_activation)(capsules)
+    lines = keras.layers.Reshape([-1, 4])(capsules)
+    lines = keras.layers.Conv1D(2, 3, activation=_own_activation)(lines)
+    image = layers.HighOrderConv2D(3, filter_activation=_own_activation)(inputs)
+    image = keras.layers.Conv2D(2, 3, activation=_own_activation)(image)
+    model = quantize(keras.Model(inputs, [lines, image]))
+    converted = inq.convert(model, all_kinds=True)
+    assert all(each.bits for each in inq.report(converted))
+    images = np.random.default_rng(1).random((2, 8, 6, 2), np.float32)
+    for one, other in zip(converted(images), model(images), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+class _Unknown(keras.initializers.Initializer):
+    def __call__(self, shape, dtype=None):
+        return keras.ops.ones(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.Conv1D(2, 3, activation=_own_activation, name="own"),
+        layers.PrimaryCaps(2, 2, 3, flatten=False, kernel_initializer=_Unknown()),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_what_cannot_be_copied_is_named(layer):
+    """An unfinished layer, which is copied; and one whose convolution has a config."""
+    shape = [9, 2] if layer.name == "own" else [8, 8, 2]
+    model = keras.Sequential([keras.Input(shape), layer])
+    if layer.name != "own":
+        quantize(model)
+    text = f"cannot be copied: {type(layer).__name__} needs a get_config from whose"
+    with pytest.raises(ValueError, match=f"convert: .*{layer.name} {text}"):
+        inq.convert(model, all_kinds=True)
+
+
 def test_kernels_are_set_and_weights_checked():
     layer = _digits()
     weights = np.random.default_rng(1).normal(size=layer.kernel.shape)
@@ -200,6 +303,43 @@ def test_checkpoints(tmp_path):
     for copy, source in zip(copies, sources):
         for ours, theirs in zip(copy.get_weights(), source.get_weights()):
             np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_the_report_gives_the_bytes_in_a_file(tmp_path, per_channel):
+    inputs = keras.Input([9, 9, 2])
+    features = keras.layers.Conv2D(3, 3, activation="relu")(inputs)
+    classes = layers.DigitCaps(3, 5)(layers.PrimaryCaps(2, 4, 3)(features))
+    model = quantize(keras.Model(inputs, classes))
+    books = {"bits": 5, "per_channel": per_channel}
+    converted = inq.convert(model, **books, all_kinds=True)
+    converted.save_weights(tmp_path / "codes.weights.h5")
+    sizes = []
+    with h5py.File(tmp_path / "codes.weights.h5") as file:
+        file.visititems(
+            lambda _, each: (
+                sizes.append(each.nbytes) if isinstance(each, h5py.Dataset) else None
+            )
+        )
+    kernels = [kernel.numpy() for _, kernel in inq.kernels.layers_and_kernels(model)]
+    assert [kernel.shape[-1] for kernel in kernels] == [3, 8, 4]
+    packed = sum(-(-5 * kernel.size // 8) for kernel in kernels)
+    others = sum(w.nbytes for w in model.get_weights()) - 4 * sum(
+        kernel.size for kernel in kernels
+    )
+    channels = 3 + 8 + 3 * 5 if per_channel else 3
+    assert sum(sizes) == packed + others + 4 * channels
+    report = inq.report(model, **books, all_kinds=True)
+    assert sum(each.bytes_after for each in report) == sum(sizes)
+
+
+def test_weights_of_a_layer_without_codes_are_refused(tmp_path):
+    plain = keras.Sequential([keras.Input([5, 4]), layers.DigitCaps(3, 2)])
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    coded = keras.Sequential([keras.Input([5, 4]), _digits()])
+    text = "the file must hold codes, logits, top_exponent for it, got 0, 1"
+    with pytest.raises(ValueError, match=f"DigitCaps digits: {text}"):
+        coded.load_weights(tmp_path / "plain.weights.h5")
 
 
 def test_a_saved_model_holds_codes(tmp_path):

@@ -41,6 +41,70 @@ def test_exponents_of_another_shape_are_refused():
             inq.encode(np.ones([3, 4]), 5, wrong, axes=(-1,))
 
 
+@pytest.mark.parametrize(
+    "axes", [(1, 0), (5,), (-4,), (0, 0), (0, -3), (0.5,), ("0",), 1, None], ids=str
+)
+def test_other_axes_are_refused(axes):
+    codes, weights = np.zeros([3, 4, 5], np.uint8), np.ones([3, 4, 5])
+    for owner, call in (
+        ("top_exponent", lambda: inq.top_exponent(weights, axes)),
+        ("encode", lambda: inq.encode(weights, 5, axes=axes)),
+        ("encode", lambda: inq.quantize(weights, 5, axes=axes)),
+        ("decode", lambda: inq.decode(codes, 5, 0, axes=axes)),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call()
+        assert str(caught.value) == (
+            f"{owner}: axes must be a tuple of some of 3 axes in ascending order, each "
+            f"once, got {axes!r}"
+        )
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["conv", "depthwise", "dense"])
+def test_sums_are_scaled_before_they_are_rounded(policy, kind):
+    """Weights of 2^-6: their codes alone give sums of 96,000, past float16."""
+    make = {
+        "conv": lambda: layers.InqConv2D(2, 1, bits=3, per_channel=True, dtype=policy),
+        "depthwise": lambda: layers.InqDepthwiseConv2D(
+            1, bits=3, per_channel=True, dtype=policy
+        ),
+        "dense": lambda: layers.InqDense(2, bits=3, per_channel=True, dtype=policy),
+    }[kind]
+    layer, images = make(), np.full([1, 1, 1, 96], 1000.0, np.float32)
+    layer.build(images.shape)
+    shape = layer.codes.shape
+    scales = np.array([2.0**-6, 2.0**-20])
+    layer.set_kernel(
+        np.broadcast_to(scales, shape)
+        if kind != "depthwise"
+        else np.resize(scales, shape)
+    )
+    sums = 1 if kind == "depthwise" else 96
+    expected = np.resize(1000.0 * sums * scales, [layer(images).shape[-1]])
+    found = layer(images)[0, 0, 0]
+    assert found.dtype == layer.compute_dtype
+    np.testing.assert_array_equal(found, tf.cast(expected, found.dtype))
+
+
+def test_channels_of_zeros_wait_for_their_exponents():
+    layer = keras.layers.Dense(4, use_bias=False, kernel_initializer="zeros")
+    layer.build([None, 2])
+    fixed = inq.kernels.PartlyFixedKernel(layer, layer.kernel, 3, per_channel=True)
+    fixed.fix(0.125)
+    assert fixed.top_exponent is None
+    layer.kernel.assign([[0, 1.0, 0, 0], [0, 0.3, 0, 0]])
+    fixed.fix(0.25)
+    np.testing.assert_array_equal(fixed.top_exponent, [0, 0, 0, 0])
+    # One free channel turns small, one large, and one stays as it is.
+    layer.kernel.assign([[0, 1.0, 0.01, 0], [0, 9.0, 0.003, 64.0]])
+    fixed.fix(1.0)
+    np.testing.assert_array_equal(fixed.top_exponent, [0, 0, -7, 6])
+    np.testing.assert_array_equal(
+        layer.kernel, [[0, 1, 2.0**-7, 0], [0, 1, 2.0**-8, 64]]
+    )
+
+
 def _quantized(*stack, bits=3):
     """Returns a model whose channels differ in scale, quantized by channel."""
     model, rng = keras.Sequential(stack), np.random.default_rng(1)

@@ -4,6 +4,7 @@
 
 import functools
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -71,6 +72,26 @@ def test_exponents_of_axes(decode, axes, device):
         axes,
     )
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("axes", [(), (1,)], ids=str)
+@pytest.mark.parametrize("top", [-130, -20, 0, 17, 127])
+def test_normal_weights_are_exact_whatever_the_largest_is(axes, top, dtype, device):
+    """Books that start above the numbers of a type, and end below them."""
+    codes = np.arange(129, dtype=np.uint8).reshape(43, 3)
+    exponents = np.array([top, top - 1, 3]) if axes else np.array(top)
+    expected = inq.decode(codes, 8, 0) * 2.0**exponents
+    found = [
+        tf.cast(call(decode, tf.constant(codes), exponents, 8, dtype, axes), tf.float64)
+        for decode in (inq_decode, _portable)
+    ]
+    np.testing.assert_array_equal(*found)
+    limits = ml_dtypes.finfo(dtype.as_numpy_dtype)
+    sizes = np.abs(expected)
+    normal = (sizes >= limits.tiny) & (sizes <= float(limits.max))
+    normal |= codes == 0
+    np.testing.assert_array_equal(found[0].numpy()[normal], expected[normal])
 
 
 def _operands(codes, scales, dtype=tf.float32):
