@@ -193,9 +193,6 @@ class CapsuleConv2D(CapsuleConv):
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, or `[KH, KW, C, filters, G, Q, R]`;
     `bias` `[filters, P, R]`, or `[filters, G, P, R]`, a pose for each filter.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       filters: how many capsules each output pixel has.
       pose_shape: the shape of the output poses, (P, R), or (G, P, R) for capsules of
@@ -214,6 +211,7 @@ class CapsuleConv2D(CapsuleConv):
       bias_initializer: as for `keras.layers.Conv2D`.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

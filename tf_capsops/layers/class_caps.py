@@ -28,9 +28,6 @@ class ClassCaps(Routed):
 
     Weights: `kernel` `[C, num_classes, Q, R]`, and those of the rule.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       num_classes: how many classes.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
@@ -38,6 +35,7 @@ class ClassCaps(Routed):
       pose_shape: (P, R) of the parents' poses; P is the children's. None for the
         children's (P, Q).
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

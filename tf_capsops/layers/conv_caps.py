@@ -96,9 +96,6 @@ class ConvCaps2D(ConvCaps):
 
     Half precision: moments and rules are computed in float32 and results rounded once.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       filters: how many parent types.
       kernel_size: one or two ints.
@@ -110,6 +107,7 @@ class ConvCaps2D(ConvCaps):
       kernel_initializer: called for `[Q, KH * KW * C * filters * R]`, so that one that
         scales with the fan-in makes votes about as large as poses.
       kernel_regularizer, kernel_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -28,15 +28,13 @@ class DenseCaps(Routed):
     Weights: `kernel` `[I, num_capsules, Q, R]`, or `[num_capsules, Q, R]` with
     `share_weights`; and those of the rule.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       num_capsules: how many parents.
       pose_shape: (P, R) of the parents' poses; P is the children's.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
       share_weights: whether all children have the same matrices and priors.
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

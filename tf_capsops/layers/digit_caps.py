@@ -49,9 +49,6 @@ class DigitCaps(Coded):
 
     Half precision: everything is computed in float32 and the output rounded once.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       num_capsules: how many output capsules, one a class.
       capsule_dim: how long an output capsule's vector is.
@@ -266,6 +263,7 @@ def digit_caps(
       kernel_initializer: Glorot-uniform by default, as in the paper; None is
         `DigitCaps`' own.
       **kwargs: passed on to `DigitCaps`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Returns:
       What `incoming` is, of shape `[B, n_digit_caps, dim_digit_caps]`.

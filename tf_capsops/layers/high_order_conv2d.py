@@ -59,9 +59,6 @@ class HighOrderConv2D(Coded):
     `"softmax"` the same start is close to an average, as `exp(1)` and `exp(0)` do not
     differ much.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       kernel_size: the size of the filters of a pixel, one or two odd ints.
       groups: the number of groups of channels, each with its own filter at a pixel.
@@ -78,6 +75,7 @@ class HighOrderConv2D(Coded):
         `tf_capsops.layers.CenterTap(1)`.
       kernel_regularizer, bias_regularizer, kernel_constraint, bias_constraint: as for
         `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above, or `groups` does

@@ -30,11 +30,11 @@ class InqConv1D(_InCodes, keras.layers.Conv1D):
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv1D`.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       **kwargs: as there; the kernel's regularizer and constraint have no effect.
 
     Raises:
-      ValueError: if `bits` is not as above.
+      ValueError: if one of these two is not as there.
 
     >>> layer = tf_capsops.layers.InqConv1D(4, kernel_size=3, bits=4)
     >>> layer(np.ones([2, 9, 3])).shape.as_list()
@@ -55,11 +55,11 @@ class InqConv3D(_InCodes, keras.layers.Conv3D):
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv3D`.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       **kwargs: as there; the kernel's regularizer and constraint have no effect.
 
     Raises:
-      ValueError: if `bits` is not as above.
+      ValueError: if one of these two is not as there.
 
     >>> layer = tf_capsops.layers.InqConv3D(4, kernel_size=3, bits=4)
     >>> layer(np.ones([1, 5, 5, 5, 2])).shape.as_list()
@@ -80,11 +80,11 @@ class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv2DTranspose`.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       **kwargs: as there; the kernel's regularizer and constraint have no effect.
 
     Raises:
-      ValueError: if `bits` is not as above.
+      ValueError: if one of these two is not as there.
 
     >>> layer = tf_capsops.layers.InqConv2DTranspose(4, 2, bits=4, strides=2)
     >>> layer(np.ones([1, 5, 5, 2])).shape.as_list()
@@ -107,11 +107,11 @@ class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv3DTranspose`.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       **kwargs: as there; the kernel's regularizer and constraint have no effect.
 
     Raises:
-      ValueError: if `bits` is not as above.
+      ValueError: if one of these two is not as there.
 
     >>> layer = tf_capsops.layers.InqConv3DTranspose(4, 2, bits=4, strides=2)
     >>> layer(np.ones([1, 3, 3, 3, 2])).shape.as_list()

@@ -27,7 +27,7 @@ class InqDepthwiseConv2D(InqLayer):
 
     Args:
       kernel_size: one or two ints.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
       depth_multiplier: how many features each channel gives.

@@ -27,9 +27,6 @@ class PoseCaps(Convolving):
     Input shape: `[B, H, W, C]`. Output shapes: poses `[B, H', W', capsules, P, Q]` and
     activations `[B, H', W', capsules]`. Batch, height and width may be unknown.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       capsules: how many capsules each position has.
       pose_shape: (P, Q).
@@ -40,6 +37,7 @@ class PoseCaps(Convolving):
       kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -34,9 +34,6 @@ class PrimaryCaps(Convolving):
     H', W', channels, capsule_dim]`, as `SlimCaps2D` takes it, and height and width may
     be unknown.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       channels: how many capsules each position has.
       capsule_dim: how long a capsule's vector is.
@@ -49,6 +46,7 @@ class PrimaryCaps(Convolving):
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
       flatten: whether the positions become one axis with the channels.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -215,9 +215,6 @@ class SlimCaps2D(SlimCaps):
     A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. Half precision:
     everything is computed in float32 and the output rounded once.
 
-    With `bits`, 2 to 8, the kernel holds codes of `tf_capsops.inq`: powers of two or
-    zero, which do not train; with `per_channel` in a code book for each output channel.
-
     Args:
       filters: how many types of parents.
       capsule_dim: how long a parent's vector is.
@@ -239,6 +236,7 @@ class SlimCaps2D(SlimCaps):
       bias_initializer: as for `keras.layers.Conv2D`; SegCaps has constants of 0.1.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
