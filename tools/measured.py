@@ -47,13 +47,19 @@ _DROPPED = ("extremes_us", "samples", "times_ours")  # by --add, of each method
 
 
 def _part(table: dict, spec: dict) -> dict:
-    """Returns a table's rows `where` columns have a text, and some of its columns."""
+    """Returns a table's rows `where` columns have a text, and some of its columns.
+
+    Where it has a list of texts, the rows have one of them.
+    """
     names = table["columns"]
-    where = {names.index(name): text for name, text in spec.get("where", {}).items()}
+    where = {
+        names.index(name): text if isinstance(text, list) else [text]
+        for name, text in spec.get("where", {}).items()
+    }
     rows = [
         row
         for row in table["rows"]
-        if all(row[place] == text for place, text in where.items())
+        if all(row[place] in texts for place, texts in where.items())
     ]
     if columns := spec.get("columns"):
         places = [names.index(name) for name in columns.values()]

@@ -149,6 +149,10 @@ def test_a_part_of_a_table_that_was_measured_otherwise(root):
     _write(root, "tables", {"conv": part})
     measured.main([], root)
     assert "|  |\n| -- |\n| b |\n\n- H200" in (root / "README.md").read_text()
+    part["where"] = {"type": ["float16", "float32"], "name": ["c", "a"]}
+    _write(root, "tables", {"conv": part})
+    measured.main([], root)
+    assert "|  |\n| -- |\n| a |\n\n- H200" in (root / "README.md").read_text()
 
 
 def _of_type(dtype, median):
