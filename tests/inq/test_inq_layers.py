@@ -247,6 +247,7 @@ class _Unknown(keras.initializers.Initializer):
         return keras.ops.ones(shape, dtype)
 
 
+@pytest.mark.filterwarnings("ignore:convert: ")
 @pytest.mark.parametrize(
     "layer",
     [
