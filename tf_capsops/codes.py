@@ -14,7 +14,7 @@ import numpy as np
 from tf_capsops.arguments import int_between
 
 
-def top_exponent(weights):
+def top_exponent(weights, axes=()):
     """Returns the exponent n1 of the largest power of two of quantized weights.
 
     `n1 = floor(log2(4 max|w| / 3))`, equation 3 of Zhou et al. (2017). The largest
@@ -22,22 +22,28 @@ def top_exponent(weights):
 
     Args:
       weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
+      axes: Axes to whose elements code books belong, such as those of output channels,
+        in ascending order; () for one book.
 
     Returns:
-      An int; 0 where all weights are zero, or there are none.
+      An int, or an array of ints of the sizes of `axes`; 0 where all weights are zero,
+      or there are none.
 
     Raises:
-      ValueError: a weight is infinite or not a number, or they are no real numbers.
+      ValueError: a weight is infinite or not a number, they are no real numbers, or
+        `axes` is not as above.
 
     >>> tf_capsops.inq.top_exponent([0.1, -0.75, 0.5])
     0
     >>> tf_capsops.inq.top_exponent([0.1, -0.74, 0.5])
     -1
     """
-    return _top_exponent(_float64("top_exponent", weights)[0])
+    values, _ = _float64("top_exponent", weights)
+    axes = _checked_axes("top_exponent", axes, values.ndim)
+    return _without_others(_top_exponent(values, axes), axes)
 
 
-def quantize(weights, bits, top_exponent=None):
+def quantize(weights, bits, top_exponent=None, axes=()):
     """Rounds weights to zero or a power of two, as incremental quantization does.
 
     A weight becomes `sgn(w) beta` where `(alpha + beta) / 2 <= |w| < 3 beta / 2` and
@@ -50,6 +56,7 @@ def quantize(weights, bits, top_exponent=None):
       bits: Bits of a weight, 2 to 8. `n2 = n1 + 1 - 2^(bits-2)`: there are
         `2^(bits-2)` powers.
       top_exponent: n1, an integer; None for `tf_capsops.inq.top_exponent(weights)`.
+      axes: As `tf_capsops.inq.top_exponent` takes them; n1 is then an array.
 
     Returns:
       A NumPy array of the shape and the floating type of `weights` (float32 for
@@ -62,21 +69,22 @@ def quantize(weights, bits, top_exponent=None):
     >>> tf_capsops.inq.quantize([0.75, -0.74, 0.375, 0.1, -0.01], bits=4)
     array([ 1.   , -0.5  ,  0.5  ,  0.125,  0.   ])
     """
-    codes, n1 = encode(weights, bits, top_exponent)
-    return decode(codes, bits, n1, _float64("quantize", weights)[1])
+    codes, n1 = encode(weights, bits, top_exponent, axes)
+    return decode(codes, bits, n1, _float64("quantize", weights)[1], axes)
 
 
-def encode(weights, bits, top_exponent=None):
+def encode(weights, bits, top_exponent=None, axes=()):
     """Quantizes weights, and returns codes instead of values.
 
     Code 0 is zero; for 0 <= k < 2^(bits-2), code `1 + 2k` is `+2^(n1-k)` and code
     `2 + 2k` is `-2^(n1-k)`. These are the codes that `tf_capsops.inq_conv2d` takes.
 
     Args:
-      weights, bits, top_exponent: as `tf_capsops.inq.quantize` takes them.
+      weights, bits, top_exponent, axes: as `tf_capsops.inq.quantize` takes them.
 
     Returns:
-      The codes, a NumPy array of uint8 and of the shape of `weights`, and n1, an int.
+      The codes, a NumPy array of uint8 and of the shape of `weights`; and n1, an int,
+      or an array of the sizes of `axes`.
 
     Raises:
       ValueError: as for `tf_capsops.inq.quantize`.
@@ -86,26 +94,29 @@ def encode(weights, bits, top_exponent=None):
     """
     powers = 2 ** (checked_bits("encode", bits) - 2)
     values, _ = _float64("encode", weights)
+    axes = _checked_axes("encode", axes, values.ndim)
     if top_exponent is None:
-        n1 = _top_exponent(values)
+        n1 = _top_exponent(values, axes)
     else:
-        n1 = _integer("encode", top_exponent)
+        n1 = _checked_exponents("encode", top_exponent, values.shape, axes)
     n2 = n1 + 1 - powers
     nearest, above = _nearest_exponent(np.abs(values))
     steps = n1 - np.clip(nearest, n2, n1)
     codes = 1 + 2 * steps + np.signbit(values)
     # 2^(above - 1) <= |w|, so this is |w| >= 2^n2 / 2.
-    return np.where((values != 0) & (above >= n2), codes, 0).astype(np.uint8), n1
+    codes = np.where((values != 0) & (above >= n2), codes, 0).astype(np.uint8)
+    return codes, _without_others(n1, axes)
 
 
-def decode(codes, bits, top_exponent, dtype="float32"):
+def decode(codes, bits, top_exponent, dtype="float32", axes=()):
     """Returns exactly the weights that codes stand for.
 
     Args:
       codes: Integers of any shape, as `tf_capsops.inq.encode` makes them.
       bits: Bits of a weight, 2 to 8.
-      top_exponent: n1, an integer.
+      top_exponent: n1, an integer, or an array of the sizes of `axes`.
       dtype: The type of the result: float32, float64, float16 or bfloat16.
+      axes: As `tf_capsops.inq.encode` takes them.
 
     Returns:
       A NumPy array of the shape of `codes`.
@@ -120,27 +131,26 @@ def decode(codes, bits, top_exponent, dtype="float32"):
     """
     bits = checked_bits("decode", bits)
     codes = checked_codes("decode", codes, bits)
-    n1 = _integer("decode", top_exponent)
+    axes = _checked_axes("decode", axes, codes.ndim)
+    n1 = _checked_exponents("decode", top_exponent, codes.shape, axes)
     dtype = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
-    steps = np.arange(2 ** (bits - 2))
-    # Outside of this range float64 has only zero and infinity.
-    exponents = np.clip(n1 - steps, -1100, 1100)
-    with np.errstate(over="ignore", under="ignore"):
-        powers = np.ldexp(1.0, exponents).astype(dtype)
-    book = np.zeros(2 ** (bits - 1) + 1, dtype)
-    book[1::2], book[2::2] = powers, -powers
+    steps = np.maximum(codes.astype(np.int64) - 1, 0) // 2
     limits = ml_dtypes.finfo(dtype)
     # The smallest is a subnormal number: half of it would be none.
     lowest = np.frexp(np.float64(limits.smallest_subnormal))[1] - 1
     highest = np.frexp(np.float64(limits.max))[1] - 1
-    used = n1 - (codes[codes > 0].astype(np.int64) - 1) // 2
+    used = (n1 - steps)[codes > 0]
     if used.size and not (lowest <= used.min() and used.max() <= highest):
         wrong = used.max() if used.max() > highest else used.min()
         raise ValueError(
             f"decode: {dtype} has no 2^{wrong}: its powers of two are 2^{lowest} to "
             f"2^{highest}"
         )
-    return book[codes]
+    # Codes that are zero may be of a book that no type holds.
+    powers = np.ldexp(1.0, np.clip(n1 - steps, -1074, 1023))
+    signs = np.where(codes == 0, 0.0, 1.0 - 2.0 * (codes % 2 == 0))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.where(signs == 0, 0.0, signs * powers).astype(dtype)
 
 
 def checked_bits(owner, bits):
@@ -168,6 +178,26 @@ def checked_codes(owner, codes, bits):
     return codes.astype(np.uint8)
 
 
+def _checked_axes(owner, axes, rank):
+    """Returns axes of an array counted from its first one, a tuple of ints."""
+    given = axes if isinstance(axes, (list, tuple)) else [None]
+    found = []
+    for axis in given:
+        try:
+            axis = operator.index(axis)
+        except TypeError:
+            break
+        if not -rank <= axis < rank or found[-1:] >= [axis % rank]:
+            break
+        found.append(axis % rank)
+    if len(found) < len(given):
+        raise ValueError(
+            f"{owner}: axes must be a tuple of some of {rank} axes in ascending order, "
+            f"each once, got {axes!r}"
+        )
+    return tuple(found)
+
+
 def _integer(owner, top_exponent):
     """Returns an exponent, an integer of 32 bits, as an int."""
     try:
@@ -179,6 +209,29 @@ def _integer(owner, top_exponent):
             f"{owner}: top_exponent must be an integer of 32 bits, got {top_exponent!r}"
         )
     return value
+
+
+def _checked_exponents(owner, top_exponent, shape, axes):
+    """Returns n1 as an int, or as an array that broadcasts over weights of a shape."""
+    if not axes:
+        return _integer(owner, top_exponent)
+    sizes = tuple(shape[axis] for axis in axes)
+    exponents = np.asarray(top_exponent)
+    if exponents.shape != sizes or not np.issubdtype(exponents.dtype, np.integer):
+        raise ValueError(
+            f"{owner}: top_exponent must be integers of shape {sizes} for axes {axes}, "
+            f"got {exponents.dtype} of shape {exponents.shape}"
+        )
+    return exponents.astype(np.int64).reshape(
+        [size if axis in axes else 1 for axis, size in enumerate(shape)]
+    )
+
+
+def _without_others(exponents, axes):
+    """Returns n1 with no axes but the books'."""
+    if not axes:
+        return exponents
+    return exponents.reshape([exponents.shape[axis] for axis in axes])
 
 
 def _float64(owner, weights):
@@ -205,9 +258,12 @@ def _float64(owner, weights):
     return values, own
 
 
-def _top_exponent(values):
-    largest = np.abs(values).max(initial=0.0)
-    return 0 if largest == 0 else int(_nearest_exponent(largest)[0])
+def _top_exponent(values, axes):
+    """Returns n1, an int, or with the rank of the weights if each of `axes` has one."""
+    others = tuple(axis for axis in range(values.ndim) if axis not in axes)
+    largest = np.abs(values).max(axis=others, initial=0.0, keepdims=True)
+    exponents = np.where(largest == 0, 0, _nearest_exponent(largest)[0])
+    return exponents if axes else int(exponents.reshape(()))
 
 
 def _nearest_exponent(sizes):

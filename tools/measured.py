@@ -10,7 +10,8 @@ tables.json says which results each table shows, or which columns of such a tabl
 table of training steps has a row for each method. With `"show": "start-up"` it says how
 long the first step of a process took, and with `"show": "dtypes"` a table of any
 results has our times in several types. With `"show": "methods"` one of training steps
-has a column for each method. Of two runs that measured the same on the same
+has a column for each method, and with `"show": "codes"` one of layers compares those
+with codes, for several batches. Of two runs that measured the same on the same
 machine, the one with the later date counts.
 """
 
@@ -46,13 +47,19 @@ _DROPPED = ("extremes_us", "samples", "times_ours")  # by --add, of each method
 
 
 def _part(table: dict, spec: dict) -> dict:
-    """Returns a table's rows `where` columns have a text, and some of its columns."""
+    """Returns a table's rows `where` columns have a text, and some of its columns.
+
+    Where it has a list of texts, the rows have one of them.
+    """
     names = table["columns"]
-    where = {names.index(name): text for name, text in spec.get("where", {}).items()}
+    where = {
+        names.index(name): text if isinstance(text, list) else [text]
+        for name, text in spec.get("where", {}).items()
+    }
     rows = [
         row
         for row in table["rows"]
-        if all(row[place] == text for place, text in where.items())
+        if all(row[place] in texts for place, texts in where.items())
     ]
     if columns := spec.get("columns"):
         places = [names.index(name) for name in columns.values()]

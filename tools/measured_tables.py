@@ -249,6 +249,31 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{markdown(['in us', *dtypes], rows)}\n{bullets(sources)}"
 
 
+def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
+    """Shows layers with codes next to those with numbers, in columns of batches.
+
+    A row names the case of the first batch.
+    """
+    batches = spec["batches"]
+    rows, sources = [], []
+    for label, machine, row, run, _result in _labelled(spec, runs):
+        case, cells = row["case"].rpartition(", batch ")[0], []
+        for batch in batches:
+            wanted = {**row, "op": spec["op"], "case": f"{case}, batch {batch}"}
+            found = select([run], wanted)
+            if not found:
+                raise Wrong(f"the run of {row['case']} has no {wanted['case']}")
+            methods = found[0][1]["methods"]
+            ours, coded = (methods[n]["median_us"] for n in (OURS, f"{OURS}, codes"))
+            cells += [number(ours / 1e3), number(coded / 1e3), f"{coded / ours:.2f}"]
+        rows.append([label, *cells])
+        sources.append(source_of(run, machine))
+    headings = ["in ms"]
+    for batch in batches:
+        headings += [f"batch {batch}", "with codes", "ratio"]
+    return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
 def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, str]:
     """Returns our time on a machine in microseconds, and where it comes from."""
     for run, result in found:
@@ -291,6 +316,8 @@ def table_of(spec: dict, runs: Sequence[dict]) -> str:
         return _threads_table(spec, runs)
     if spec.get("show") == "dtypes":
         return _dtype_table(spec, runs)
+    if spec.get("show") == "codes":
+        return _codes_table(spec, runs)
     if spec["op"] != "training":
         return _bench_table(spec, runs)
     if spec.get("show") == "methods":

@@ -5,6 +5,7 @@
 
 #include "cc/cpu/capsule_conv_columns.h"
 #include "cc/cpu/convert.h"
+#include "cc/cpu/inq_codes.h"
 #include "cc/cpu/lanes.h"
 
 namespace capsops::inq_conv::CAPSOPS_ISA {
@@ -40,47 +41,6 @@ A PowerOfTwo(int64_t exponent) {
   } else {
     return BitCast<float>(static_cast<uint32_t>(exponent + 127) << 23);
   }
-}
-
-// Returns whether all codes are in the code book.
-CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
-  uint8_t largest = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    largest = codes[i] > largest ? codes[i] : largest;
-  }
-  return largest <= 1 << (bits - 1);
-}
-
-// The unsigned integer type as wide as A.
-template <typename A>
-using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
-
-// Returns the bits of the weights that codes stand for, where `top` is the top
-// exponent. N is Bits<A> or a vector of them.
-template <typename A, typename N>
-CAPSOPS_INLINE N WeightBits(int top, N code) {
-  constexpr int kMantissa = sizeof(A) == 8 ? 52 : 23;
-  constexpr int kSign = 8 * sizeof(A) - 1;
-  const Bits<A> exponent = top + (sizeof(A) == 8 ? 1023 : 127);
-  const N size = (exponent - ((code - 1) >> 1)) << kMantissa;
-  const N weight = size | (~code & 1) << kSign;
-  return code == 0 ? code : weight;
-}
-
-template <typename A>
-CAPSOPS_INLINE Vector<A> DecodeVector(int top, const uint8_t* codes) {
-  Bits<A> wide[kLanes<A>];
-  for (int lane = 0; lane < kLanes<A>; ++lane) wide[lane] = codes[lane];
-  return (Vector<A>)WeightBits<A>(top, Load(wide));
-}
-
-template <typename A>
-void Decode(int64_t count, int top, const uint8_t* codes, A* weights) {
-  int64_t i = 0;
-  for (; i + kLanes<A> <= count; i += kLanes<A>) {
-    Store(weights + i, DecodeVector<A>(top, codes + i));
-  }
-  for (; i < count; ++i) weights[i] = BitCast<A>(WeightBits<A, Bits<A>>(top, codes[i]));
 }
 
 // Decodes codes[lane * stride + c] to weights[c][lane], for kLanes channels and lanes.

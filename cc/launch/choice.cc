@@ -73,6 +73,7 @@ constexpr const char* kOps[] = {"CapsulePrediction",
                                 "HighOrderConvGrad",
                                 "InqConv",
                                 "InqConvBackpropInput",
+                                "InqDecode",
                                 "CapsuleMoments",
                                 "CapsuleMomentsGrad",
                                 "CapsuleMomentShares"};

@@ -6,6 +6,7 @@
 #include "tensorflow/core/framework/op.h"
 
 #include "cc/framework/infer_shapes.h"
+#include "cc/shapes/inq_decode.h"
 
 namespace capsops::inq_conv {
 namespace {
@@ -66,6 +67,27 @@ bits: As given to InqConv.
 strides: As given to InqConv.
 padding: As given to InqConv.
 dilations: As given to InqConv.
+)doc");
+
+REGISTER_OP("InqDecode")
+    .Input("codes: uint8")
+    .Input("scales: T")
+    .Output("weights: T")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("bits: int = 5")
+    .SetShapeFn(InferShapes<inq_decode::DecodeOp>)
+    .Doc(R"doc(
+Decodes weights that are zero or powers of two.
+
+    weights[n, c] = scales[c] * weight(codes[n, c])
+
+Code 0 is zero, code 1 + 2k is 2^-k and code 2 + 2k is -2^-k, for k from 0 to
+2^(bits - 2) - 1. A larger code is an error on a CPU and zero on a GPU.
+
+codes: Codes of the weights, [rows, columns].
+scales: Largest weights of the columns' code books, powers of two, [columns].
+weights: Shaped like codes.
+bits: Bits that a code takes in storage, 2 to 8.
 )doc");
 
 }  // namespace

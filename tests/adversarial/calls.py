@@ -300,6 +300,8 @@ def _attributes(op, pick):
         return window
     if op.startswith("InqConv"):
         return {"bits": pick(2, 3, 5), **window}
+    if op == "InqDecode":
+        return {"bits": pick(2, 3, 5)}
     if op.startswith("HighOrderConv"):
         return {
             "kernel_size": [pick(1, 3, 5), pick(1, 3)],
@@ -324,7 +326,7 @@ def _mutate(random, call):
     pick = _picker(random)
     kinds = ["everywhere", "everywhere", "tensor", "tensor", "type"]
     kinds += ["attribute", "attribute"] if call.attributes else []
-    kinds += ["numbers"] if "top_exponent" in call.shapes else []
+    kinds += ["numbers"] if "codes" in call.shapes else []
     kind, name = pick(*kinds), pick(*call.names)
     if kind == "everywhere" and call.dims:
         axis = pick(*sorted(call.dims))

@@ -92,6 +92,7 @@ INPUTS = {
         "top_exponent": "",
         **_some(_IMAGES, "grad"),
     },
+    "InqDecode": {"codes": "n c", "scales": "c"},
 }
 RESULTS = {
     "CapsulePrediction": ["b i j d"],
@@ -113,6 +114,7 @@ RESULTS = {
     "HighOrderConvGrad": ["n h w c", "n h w f"],
     "InqConv": [_IMAGES["grad"]],
     "InqConvBackpropInput": [_IMAGES["input"]],
+    "InqDecode": ["n c"],
 }
 
 
@@ -329,5 +331,6 @@ def answers(op, form, arrays, attributes):
         "CapsuleConvBackpropWeights": capsule_conv.backprop_weights,
         "InqConv": inq_conv.forward,
         "InqConvBackpropInput": inq_conv.backprop_input,
+        "InqDecode": inq_conv.decode_columns,
     }[op]
     return [reference(*arrays, **attributes)]

@@ -149,6 +149,10 @@ def test_a_part_of_a_table_that_was_measured_otherwise(root):
     _write(root, "tables", {"conv": part})
     measured.main([], root)
     assert "|  |\n| -- |\n| b |\n\n- H200" in (root / "README.md").read_text()
+    part["where"] = {"type": ["float16", "float32"], "name": ["c", "a"]}
+    _write(root, "tables", {"conv": part})
+    measured.main([], root)
+    assert "|  |\n| -- |\n| a |\n\n- H200" in (root / "README.md").read_text()
 
 
 def _of_type(dtype, median):
@@ -174,6 +178,34 @@ def test_a_table_compares_types(root):
     measured.main([], root)
     assert "| a | 80 | 60 (0.75) |  |\n" in (root / "README.md").read_text()
     assert measured.main(["--stale"], root) == 0
+
+
+def test_a_table_compares_layers_with_codes(root, capsys):
+    row = {"label": "`DigitCaps`", "case": "DigitCaps, batch 1", "direction": "forward"}
+    spec = {"op": "layers", "show": "codes", "batches": [1, 32], "rows": [row]}
+    _write(root, "tables", {"conv": spec})
+    results = [
+        {
+            **_of_type("float32", 1),
+            "case": f"DigitCaps, batch {batch}",
+            "methods": {
+                "tf_capsops": {"median_us": 1000 * batch},
+                "tf_capsops, codes": {"median_us": 1250 * batch},
+            },
+        }
+        for batch in (1, 32)
+    ]
+    _write(root, "a_newer", _run(0, "2026-02-02", results=results))
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    assert (
+        "| in ms | batch 1 | with codes | ratio | batch 32 | with codes | ratio |"
+        in text
+    )
+    assert "| `DigitCaps` | 1 | 1.25 | 1.25 | 32 | 40 | 1.25 |\n" in text
+    _write(root, "a_newer", _run(0, "2026-02-02", results=results[:1]))
+    assert measured.main([], root) == 1
+    assert "has no DigitCaps, batch 32" in capsys.readouterr().err
 
 
 def test_a_table_of_first_steps_has_their_parts(root, capsys):

@@ -62,6 +62,64 @@ def test_report(tmp_path, capsys, monkeypatch):
     assert keras.config.dtype_policy().name == "float32"
 
 
+@pytest.mark.parametrize(
+    "options, batches, directions, bits",
+    [
+        (["--bits", "3"], [""], ["forward", "forward+backward"], 3),
+        (["--direction", "forward"], [""], ["forward"], None),
+        (
+            [
+                "--bits",
+                "5",
+                "--direction",
+                "forward+backward",
+                "--batch-size",
+                "1",
+                "2",
+            ],
+            [", batch 1", ", batch 2"],
+            ["forward+backward"],
+            5,
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_codes_directions_and_batches(
+    tmp_path, monkeypatch, options, batches, directions, bits
+):
+    monkeypatch.setitem(measure._SAMPLE_SECONDS, "CPU", 0.001)
+    monkeypatch.setattr(layers, "_LENGTH", 1)
+    coded, copies = layers.coded, []
+    monkeypatch.setattr(
+        layers, "coded", lambda *args: copies.append(coded(*args)) or copies[-1]
+    )
+    arguments = ["--suite", "layers-smoke", "--device", "CPU", "--repeat", "2"]
+    arguments += ["--jit", "off", "--layer", "Mask", "DigitCaps", *options]
+    assert main(["bench", *arguments, "--output", str(tmp_path)]) == 0
+    made = json.loads((tmp_path / "bench.json").read_text())["results"]
+    kinds = ["DigitCaps", "Mask"]
+    assert [(each["case"], each["direction"]) for each in made] == [
+        (kind + batch, direction)
+        for kind in kinds
+        for batch in batches
+        for direction in directions
+    ]
+    for each in made:
+        has_codes = bits and each["case"].startswith("DigitCaps")
+        names = ["tf_capsops", "tf_capsops, codes"][: 2 if has_codes else 1]
+        assert list(each["methods"]) == names
+        assert all(method["median_us"] > 0 for method in each["methods"].values())
+    expected = [bits, None] * bool(bits)
+    found = [getattr(each, "bits", None) for each in copies]
+    assert found == [each for each in expected for _ in batches]
+
+
+@pytest.mark.parametrize("options", [["--bits", "9"], ["--direction", "backward"]])
+def test_other_codes_and_directions_are_refused(options, capsys):
+    assert main(["bench", "--suite", "layers-smoke", *options]) == 2
+    assert f"argument {options[0]}: invalid choice" in capsys.readouterr().err
+
+
 def _result(dtype, median, spread=1.0, **more):
     quartiles = [median - spread, median + spread]
     methods = {"tf_capsops": {"median_us": median, "quartiles_us": quartiles, **more}}

@@ -82,19 +82,20 @@ def test_writes_a_run_whose_weights_are_quantized(runs, capsys, name):
     assert wrong == report["wrong_after"] == report["steps"][-1]["wrong_after_training"]
     with_codes = _evaluate(run / "codes.keras", capsys)
     assert with_codes["wrong"] == report["wrong_with_codes"]
-    # Of p_capsnet no layer is converted, and its file holds nothing but layers.
-    files = report["bytes_of_file"]
+    files, memory = report["bytes_of_file"], report["bytes_in_memory"]
     assert files["codes"] == (run / "codes.keras").stat().st_size
-    assert files["codes"] < (0.5 if name == "capsnet" else 1.01) * files["float"]
+    assert files["codes"] < 0.5 * files["float"]
+    saved = keras.saving.load_model(run / "codes.keras").weights
+    assert memory["codes"] == sum(each.numpy().nbytes for each in saved)
+    assert memory["codes"] < weights + 0.1 * memory["float"]
 
 
-def test_layers_that_keep_their_numbers_are_listed(runs):
+def test_all_layers_of_capsules_hold_codes(runs):
     report = json.loads(
         (runs("p_capsnet") / "quantized-p_capsnet" / "report.json").read_text()
     )
-    assert {each["why_not"] for each in report["layers"]} == {
-        "no layer holds codes for CapsuleConv2D"
-    }
+    found = {(each["becomes"], each["why_not"]) for each in report["layers"]}
+    assert found == {("CapsuleConv2D", None)}
     assert sum(each["weights"] for each in report["layers"]) == report["weights"]
 
 
@@ -187,6 +188,7 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
         f"model.keras: {_size(run / 'model.keras')} bytes with the optimizer's state, "
         f"{_size(_without_optimizer(run))} without it\n"
         f"codes.keras: {_size(run / 'codes.keras')} bytes without an optimizer, with",
+        f"all weights in memory: {180 + 2 * 8 + 4 * 7} bytes with codes, 748 without\n",
     ):
         assert line in printed
     # The layers' bytes are 36 weights and 4 biases, and 144 and 3.
@@ -198,6 +200,23 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
     first, _, last = converted.layers
     assert type(first) is tf_capsops.layers.InqConv2D and first.bits == 3
     assert type(last) is tf_capsops.layers.InqDense and not converted.compiled
+
+
+def test_per_channel(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    options = ["--data", "images.npz", "--steps", "1", "--bits", "3", "--per-channel"]
+    assert main(["quantize", "model.keras", *options]) == 0
+    run = tmp_path / "runs/quantize-images"
+    config = json.loads((run / "config.json").read_text())
+    assert config["per_channel"] and config["recipe"] is None
+    first, _, last = keras.saving.load_model(run / "codes.keras").layers
+    for layer in (first, last):
+        assert layer.bits == 3 and layer.per_channel
+        assert layer.top_exponent.shape == layer.bias.shape
+    report = json.loads((run / "report.json").read_text())
+    assert report["wrong_with_codes"] == report["wrong_after"]
 
 
 def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):

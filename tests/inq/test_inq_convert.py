@@ -110,6 +110,11 @@ def test_functional_with_branches_shared_layers_and_models_inside():
     assert_same(model, converted, _images(2, 8, 8, 2))
 
 
+@keras.saving.register_keras_serializable("test_inq_convert")
+class _Own(keras.layers.Conv2D):
+    pass
+
+
 @pytest.mark.filterwarnings("ignore:convert: ")
 def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
     model = keras.Sequential(
@@ -117,12 +122,10 @@ def test_what_is_not_finished_or_has_no_kernel_of_codes_stays():
             keras.Input([9, 9, 4]),
             keras.layers.Conv2D(4, 3, name="unfinished"),
             keras.layers.Conv2D(4, 3, groups=2, name="groups"),
-            keras.layers.Conv2DTranspose(3, 2, name="transposed"),
+            _Own(3, 2, padding="same", name="own"),
             keras.layers.Dense(4, name="finished"),
-            keras.layers.Reshape([6, 6, 1, 2, 2]),
-            layers.CapsuleConv2D(3, (2, 2), 3, name="capsules"),
-            keras.layers.Reshape([48, 4]),
-            layers.DigitCaps(3, 4, name="digits"),
+            keras.layers.Reshape([25, 4]),
+            keras.layers.LSTM(3, name="recurrent"),
         ]
     )
     quantize(model)
@@ -178,7 +181,8 @@ def test_capsules(tmp_path):
         decoder_units=(32,),
     )
     quantize(model)
-    converted = inq.convert(model)
+    converted = inq.convert(model, all_kinds=True)
+    assert all(each.bits == 4 for each in inq.report(converted))
     found = {type(each).__name__ for each in inq.kernels.layers_in(converted)}
     assert {"InqConv2D", "InqDense", "DigitCaps"} <= found
     assert not {"Conv2D", "Dense", "PrimaryCaps"} & found
@@ -233,7 +237,7 @@ def test_keeps_policy_and_what_is_trainable(policy):
 def test_keeps_the_regularizer_of_activities(tmp_path, layer):
     model = quantize(keras.Sequential([keras.Input([6, 6, 2]), layer]))
     converted = inq.convert(model)
-    assert type(converted.layers[0]) is not type(layer)
+    assert inq.report(converted)[0].bits
     converted.save(tmp_path / "codes.keras")
     losses = []
     for each in (model, converted, keras.saving.load_model(tmp_path / "codes.keras")):
@@ -268,6 +272,53 @@ def test_a_sequential_model_without_an_input_layer():
         inq.convert(model)
     model(np.ones([2, 4]))
     assert_same(quantize(model), inq.convert(model), _images(2, 4))
+
+
+@pytest.mark.parametrize(
+    "name, shape, outputs", [("segcaps", (8, 8, 1), 1), ("ucaps3d", (8, 8, 8, 1), 2)]
+)
+def test_segmentation(tmp_path, name, shape, outputs):
+    model = getattr(models, name)(shape, outputs, size="small")
+    model.compile()
+    converted = inq.convert(quantize(model), all_kinds=True)
+    assert type(converted) is type(model)
+    assert all(each.bits for each in inq.report(converted) if each.weights)
+    images = tf.nn.sigmoid(_images(2, *shape))
+    assert_same(model, converted, images)
+    np.testing.assert_allclose(
+        converted.reconstruct(images), model.reconstruct(images), atol=1e-5
+    )
+    converted.save(tmp_path / "codes.keras")
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    np.testing.assert_array_equal(loaded(images), converted(images))
+    masks = np.zeros([2, *shape], int)
+    expected = model.evaluate(images, masks, verbose=0)
+    np.testing.assert_allclose(
+        loaded.evaluate(images, masks, verbose=0), expected, 1e-4
+    )
+
+
+def test_keras_convolutions(tmp_path):
+    """Of several axes, groups and with channels first where Keras has them."""
+    inputs = keras.Input([4, 6, 3])
+    lines = keras.layers.Reshape([24, 3])(inputs)
+    lines = keras.layers.Conv1D(4, 3, groups=1, padding="causal", name="line")(lines)
+    up = keras.layers.Conv2DTranspose(3, 2, strides=2, name="up")(inputs)
+    volume = keras.layers.Reshape([2, 2, 6, 3])(inputs)
+    volume = keras.layers.Conv3D(3, 2, activation="relu", groups=3)(volume)
+    volume = keras.layers.Conv3DTranspose(2, 2, use_bias=False)(volume)
+    model = quantize(keras.Model(inputs, [lines, up, volume]))
+    converted = inq.convert(model, all_kinds=True)
+    found = [type(each).__name__ for each in converted.layers if each.weights]
+    assert sorted(found) == [
+        *("InqConv1D", "InqConv2DTranspose", "InqConv3D", "InqConv3DTranspose")
+    ]
+    images = _images(2, 4, 6, 3)
+    assert_same(model, converted, images)
+    converted.save(tmp_path / "codes.keras")
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    for one, other in zip(loaded(images), converted(images), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_other_models_are_refused():

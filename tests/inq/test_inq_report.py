@@ -31,7 +31,8 @@ def test_numbers_of_each_layer():
         keras.layers.ReLU(name="no_weights"),
         keras.layers.DepthwiseConv2D(3, use_bias=False, name="depthwise"),
         layers.PrimaryCaps(2, 4, 3, name="primary"),
-        keras.layers.Conv1D(3, 2, name="line"),
+        keras.layers.Reshape([-1, 4]),
+        keras.layers.Conv1DTranspose(3, 2, name="line"),
     )
     found = _by_name(model, bits=5)
     rows = {
@@ -65,13 +66,17 @@ def test_numbers_of_each_layer():
         assert totals[0] == totals[1]
 
 
+class _Own(keras.layers.Conv2D):
+    pass
+
+
 def test_reasons():
     model = _quantized(
         keras.Input([9, 9, 4]),
         keras.layers.Conv2D(4, 3, groups=2, name="groups"),
-        keras.layers.Conv2DTranspose(3, 2, name="transposed"),
+        _Own(3, 2, padding="same", name="own"),
         keras.layers.Conv2D(4, 3, name="unfinished"),
-        keras.layers.Reshape([36, 4]),
+        keras.layers.Reshape([25, 4]),
         keras.layers.Bidirectional(keras.layers.GRU(2), name="both_ways"),
         keras.layers.Dense(3, name="wide"),
         keras.layers.LayerNormalization(name="norm"),
@@ -84,7 +89,7 @@ def test_reasons():
     assert 0 < left < 50
     assert reasons == {
         "groups": "groups is 2: InqConv2D has no groups",
-        "transposed": "no layer holds codes for Conv2DTranspose",
+        "own": "no layer holds codes for _Own",
         "unfinished": f"{left} of 108 weights of kernel are not quantized: neither "
         "zero nor a power of two",
         "both_ways": "no layer holds codes for Bidirectional",
@@ -94,13 +99,16 @@ def test_reasons():
     assert _by_name(model)["wide"].bits == 5
 
 
-def test_primary_caps_of_channels_first_keep_their_weights():
+def test_primary_caps_of_channels_first_have_codes_if_asked():
     caps = layers.PrimaryCaps(2, 4, 3, data_format="channels_first", name="caps")
     model = _quantized(keras.Input([1, 8, 8]), caps)
     with pytest.warns(UserWarning, match="caps: data_format is channels_first"):
-        converted = inq.convert(model)
-    assert isinstance(converted.layers[0], layers.PrimaryCaps)
-    assert converted.layers[0].data_format == "channels_first"
+        (converted,) = inq.convert(model).layers
+    assert converted.data_format == "channels_first" and converted.bits is None
+    (converted,) = inq.convert(model, all_kinds=True).layers
+    assert converted.data_format == "channels_first" and converted.bits == 4
+    images = np.random.default_rng(2).normal(size=[2, 1, 8, 8]).astype(np.float32)
+    np.testing.assert_allclose(converted(images), caps(images), atol=1e-6)
 
 
 def test_channels_first_is_a_reason():
@@ -115,14 +123,14 @@ def test_prints_a_table():
     model = _quantized(
         keras.Input([4, 8]),
         keras.layers.Dense(1000, name="dense"),
-        keras.layers.Conv1D(2, 3, name="line"),
+        keras.layers.Conv1DTranspose(2, 3, name="line"),
     )
     lines = str(inq.report(model)).splitlines()
-    reason = "no layer holds codes for Conv1D"
+    reason = "no layer holds codes for Conv1DTranspose"
     assert [line.split() for line in lines] == [
         ["layer", "kind", "becomes", "bits", "bytes", "after"],
         ["net/dense", "Dense", "InqDense", "4", "36,000", "8,004"],
-        ["net/line", "Conv1D", *["24,008"] * 2, *reason.split()],
+        ["net/line", "Conv1DTranspose", *["24,008"] * 2, *reason.split()],
         ["in", "all", "60,008", "32,012"],
     ]
     assert (
@@ -139,7 +147,10 @@ def test_prints_a_table():
 def test_convert_warns_of_the_largest_layers_that_stay():
     model = _quantized(
         keras.Input([30, 2]),
-        *(keras.layers.Conv1D(each, 2, name=f"line{each}") for each in (2, 9, 3, 4, 5)),
+        *(
+            keras.layers.Conv1DTranspose(each, 2, name=f"line{each}")
+            for each in (2, 9, 3, 4, 5)
+        ),
         keras.layers.Dense(4),
     )
     text = (
@@ -191,7 +202,10 @@ def test_a_training_that_stopped_early_is_said():
 def test_a_capsnet_is_reported_as_it_is_converted():
     model = models.capsnet((28, 28, 1), 10, filters=8, primary_channels=2)
     found = {each.kind: each for each in inq.report(model)}
-    assert found["DigitCaps"].why_not == "no layer holds codes for DigitCaps"
+    asked = "DigitCaps holds codes only with all_kinds=True"
+    assert found["DigitCaps"].why_not == asked
+    every = {each.kind: each for each in inq.report(model, all_kinds=True)}
+    assert "are not quantized" in every["DigitCaps"].why_not
     assert "are not quantized" in found["PrimaryCaps"].why_not
 
 

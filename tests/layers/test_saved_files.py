@@ -11,9 +11,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fixtures import networks
+from fixtures import converted_networks, networks
 
-every_network = pytest.mark.parametrize("name", networks.NETWORKS)
+_RELEASES = {"b1f56db": networks, "9103560": converted_networks}
+_BUILDS = {
+    f"{release}/{name}": build
+    for release, module in _RELEASES.items()
+    for name, build in module.NETWORKS.items()
+}
+
+every_network = pytest.mark.parametrize("name", _BUILDS)
 
 # Loads SavedModels in a process that imports the package and nothing else of ours.
 _LOAD = """
@@ -40,13 +47,20 @@ np.savez(sys.argv[2], **results)
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory):
-    """The directory of the files that the release b1f56db has written."""
-    folder = tmp_path_factory.mktemp("b1f56db")
-    archive = pathlib.Path(fixtures.__file__).with_name("b1f56db.zip")
-    with zipfile.ZipFile(archive) as file:
-        file.extractall(folder)
+def releases(tmp_path_factory):
+    """The directory of the files that releases have written, in one of each."""
+    folder = tmp_path_factory.mktemp("releases")
+    for name in _RELEASES:
+        archive = pathlib.Path(fixtures.__file__).with_name(f"{name}.zip")
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(folder / name)
     return folder
+
+
+@pytest.fixture(scope="module")
+def release(releases):
+    """The directory of the files of the release that has saved SavedModels."""
+    return releases / "b1f56db"
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +101,8 @@ def _assert_is_as_saved(model, folder):
 
 
 @every_network
-def test_keras_file(release, name):
-    folder = release / name
+def test_keras_file(releases, name):
+    folder = releases / name
     _assert_is_as_saved(keras.saving.load_model(folder / "model.keras"), folder)
 
 
@@ -103,15 +117,22 @@ def _restore_checkpoint(model, folder):
 
 @every_network
 @pytest.mark.parametrize("load", [_load_weights, _restore_checkpoint])
-def test_weights(release, name, load):
-    folder = release / name
-    model = networks.NETWORKS[name]()
+def test_weights(releases, name, load):
+    folder = releases / name
+    model = _BUILDS[name]()
     model.optimizer.build(model.trainable_variables)
     load(model, folder)
     _assert_is_as_saved(model, folder)
 
 
-@every_network
+def test_a_list_of_weights(releases):
+    folder = releases / "9103560/kinds"
+    model = converted_networks.kinds()
+    model.set_weights(_arrays(folder, "weights"))
+    _assert_close(model(*_arrays(folder, "inputs")), _arrays(folder, "outputs"))
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
 @pytest.mark.parametrize("kind", ["exported", "saved"])
 def test_saved_model(release, served, name, kind):
     prefix = f"{name}_{kind}_"

@@ -32,6 +32,7 @@ HOST_MEMORY = {
     "CapsuleMomentShares": [],
     "InqConv": ["top_exponent"],
     "InqConvBackpropInput": ["input_sizes", "top_exponent"],
+    "InqDecode": [],
 }
 
 every_op = pytest.mark.parametrize("op", HOST_MEMORY)

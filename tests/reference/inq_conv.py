@@ -17,6 +17,11 @@ def absolute(codes):
     return codes - ((codes > 0) & (codes % 2 == 0))
 
 
+def decode_columns(codes, scales, bits=5):
+    """InqDecode: the weights of codes, of which each column has its own scale."""
+    return inq.decode(codes, bits, 0) * np.asarray(scales)
+
+
 def _poses(image):
     return image[:, :, :, None, None, :]
 

@@ -324,9 +324,19 @@ inline std::vector<Family<inq_conv::Problem>> FamiliesOf(const inq_conv::Problem
   return Families<P>({P{window, 5}}, dimensions);
 }
 
+inline std::vector<Family<inq_decode::Problem>> FamiliesOf(const inq_decode::Problem*) {
+  using P = inq_decode::Problem;
+  return Families<P>({P{8, 1, 5}, P{3, 9, 5}}, {{&P::rows, {0, 1, 2, 63, 64, 65}},
+                                                {&P::columns, {1, 2, 31, 32, 33}},
+                                                {&P::bits, {2, 3, 4, 6, 7, 8}}});
+}
+
 // Sets the dimensions that follow from others. Families give channels per group.
 inline void Complete(capsule_prediction::Problem*) {}
 inline void Complete(capsule_routing::Problem*) {}
+inline void Complete(inq_decode::Problem* p) {
+  p->bits = std::max<int64_t>(p->bits, 2);
+}
 inline void Complete(high_order_conv::Problem* p) { p->channels *= p->groups; }
 inline void Complete(capsule_conv::WindowProblem* p) {
   SetOutputs(p->pad_top, p->pad_left, p);

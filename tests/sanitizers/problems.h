@@ -19,6 +19,7 @@
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/high_order_conv.h"
 #include "cc/launch/inq_conv.h"
+#include "cc/launch/inq_decode.h"
 
 namespace capsops {
 
@@ -79,6 +80,7 @@ inline int64_t Work(const high_order_conv::Problem& p) {
   return p.batch * p.height * p.width * p.channels * p.kernel_height * p.kernel_width;
 }
 inline int64_t Work(const inq_conv::Problem& p) { return OutPixels(p) * Pairs(p); }
+inline int64_t Work(const inq_decode::Problem& p) { return p.rows * p.columns; }
 inline int64_t Work(const capsule_moments::Problem& p) {
   return OutPixels(p) * Pairs(p) * p.pose_rows * p.pose_inner * p.pose_columns;
 }
@@ -182,10 +184,15 @@ void ForEachOp(const high_order_conv::Problem& p, const Visit& visit) {
 template <typename Visit>
 void ForEachOp(const inq_conv::Problem& p, const Visit& visit) {
   using namespace inq_conv;
-  const int64_t input = InPixels(p) * p.in_channels;
+  const int64_t input = InPixels(p) * p.in_channels, codes = Pairs(p);
   const int64_t output = OutPixels(p) * p.out_channels;
-  visit(Forward(), Counts{input, Pairs(p), output});
-  visit(BackpropInput(), Counts{output, Pairs(p), input});
+  visit(Forward(), Counts{input, codes, output});
+  visit(BackpropInput(), Counts{output, codes, input});
+}
+
+template <typename Visit>
+void ForEachOp(const inq_decode::Problem& p, const Visit& visit) {
+  visit(inq_decode::Decode(), Counts{Work(p), p.columns, Work(p)});
 }
 
 template <typename Visit>
@@ -349,7 +356,7 @@ inline void Draw(Source& draw, high_order_conv::Problem* p) {
   p->kernel_width = draw.Pick({1, 3, 5});
   p->dilation_height = draw.Pick({1, 1, 2, 11});
   p->dilation_width = draw.Pick({1, 1, 2, 11});
-  p->channels_first = draw.Pick({0, 1}) == 1;
+  p->channels_first = draw.Pick({0, 1});
 }
 
 inline void Draw(Source& draw, inq_conv::Problem* p) {
@@ -359,7 +366,12 @@ inline void Draw(Source& draw, inq_conv::Problem* p) {
   p->bits = draw.Pick({2, 5, 8});
 }
 
+inline void Draw(Source& draw, inq_decode::Problem* p) {
+  *p = {draw.Pick({0, 1, 17, 1152}), draw.Pick({1, 1, 8, 9, 33}), draw.Pick({2, 5, 8})};
+}
+
 inline void Draw(Source& draw, capsule_moments::Problem* p) {
+  using namespace capsule_moments;
   DrawWindow(draw, p);
   p->in_channels = draw.Pick({0, 1, 2, 3, 8, 17});
   p->out_channels = draw.Pick({1, 2, 3, 8, 17});
@@ -367,8 +379,7 @@ inline void Draw(Source& draw, capsule_moments::Problem* p) {
   p->pose_inner = draw.Pick({0, 1, 3, 4, 5});
   p->pose_columns = draw.Pick({0, 1, 3, 4, 9});
   p->order = draw.Pick({0, 1, 2});
-  p->normalize = draw.Pick(
-      {capsule_moments::kParents, capsule_moments::kAll, capsule_moments::kNone});
+  p->normalize = draw.Pick({kParents, kAll, kNone});
   for (int64_t* const has : {&p->has_activations, &p->has_bias, &p->has_linear,
                              &p->has_precision, &p->has_center, &p->has_prior}) {
     *has = draw.Pick({0, 1});

@@ -37,7 +37,6 @@ from tf_capsops.errors import CommandError, make_directory
 from tf_capsops.machine import machine
 
 _SEED = 20180211
-_DIRECTIONS = "forward", "forward+backward"
 _WIDTH = 100  # columns, where the output is no terminal
 
 
@@ -100,7 +99,9 @@ def _in_torch(
     kind = measure.device_type(device)
     for row in pytorch.rows(script, kind, args, "--case", drawn):
         timing = row.get("error") or measure.summary(row["samples"], row["peak_bytes"])
-        for direction in [row["direction"]] if "direction" in row else _DIRECTIONS:
+        for direction in (
+            [row["direction"]] if "direction" in row else options.DIRECTIONS
+        ):
             found.setdefault(direction, {})[row["method"]] = timing
     return found
 
@@ -119,7 +120,7 @@ def _measure_case(
         (measure.forward_step, suite.forward_cost, 1),
         (training_step, suite.training_cost, 0),
     )
-    for direction, (make_step, cost, first) in zip(_DIRECTIONS, directions):
+    for direction, (make_step, cost, first) in zip(options.DIRECTIONS, directions):
         steps = {report.OURS: (make_step(case.bind(suite.ours)), sets)}
         rivals = {**suite.rivals, **suite.parts} if args.rivals else {}
         for name, rival in rivals.items():

@@ -11,6 +11,7 @@ weights are in float32, as in training, so casting them is part of the call.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -22,8 +23,12 @@ import tf_capsops
 from tf_capsops.bench import cases, measure, report
 from tf_capsops.bench.cases import Case
 from tf_capsops.bench.fitting import scope
+from tf_capsops.codes import quantize
+from tf_capsops.inq.kernels import layers_and_kernels
+from tf_capsops.inq.twins import Books, bits_or_why_not, twin
 
 _SEED = 20180507
+CODES = f"{report.OURS}, codes"
 _LENGTH = 8  # calls in a graph: tracing a rule with its gradients takes seconds
 
 
@@ -95,6 +100,13 @@ def _cases() -> Iterator[Case]:
     yield from case(large, "InqConv2D", (14, 14, 256), filters=256, kernel_size=3)
     yield from case(large, "InqDepthwiseConv2D", (28, 28, 128), kernel_size=3)
     yield from case(large, "InqDense", (1024,), units=1024)
+    for layer, size, kernel in (
+        ("InqConv1D", (196, 256), 3),
+        ("InqConv3D", (8, 8, 8, 64), 3),
+        ("InqConv2DTranspose", (7, 7, 128), 4),
+        ("InqConv3DTranspose", (4, 4, 4, 64), 2),
+    ):
+        yield from case(large, layer, size, filters=64, kernel_size=kernel)
 
     yield from case(tiny, "Conv2D", (6, 5, 2), filters=3, kernel_size=2)
     yield from case(
@@ -135,6 +147,13 @@ def _cases() -> Iterator[Case]:
     yield from case(tiny, "InqConv2D", (5, 6, 2), filters=3, kernel_size=2)
     yield from case(tiny, "InqDepthwiseConv2D", (5, 6, 2), kernel_size=2)
     yield from case(tiny, "InqDense", (4,), units=3)
+    for layer, size in (
+        ("InqConv1D", (5, 2)),
+        ("InqConv3D", (2, 3, 2, 2)),
+        ("InqConv2DTranspose", (2, 3, 2)),
+        ("InqConv3DTranspose", (2, 1, 2, 2)),
+    ):
+        yield from case(tiny, layer, size, filters=3, kernel_size=2)
 
 
 CASES = tuple(_cases())
@@ -153,8 +172,26 @@ def made(case: Case) -> keras.layers.Layer:
     return getattr(tf_capsops.layers, case.attributes["layer"])(**arguments)
 
 
-def _steps(case: Case, dtype: str, device: str) -> dict[str, tuple]:
-    """Returns a step and the sets of its arguments, by direction."""
+def coded(layer: keras.layers.Layer, bits: int, *inputs) -> keras.layers.Layer | None:
+    """Returns a built layer's copy with codes of its weights, or None if none has."""
+    for _, kernel in layers_and_kernels(layer):
+        kernel.assign(quantize(kernel, bits))
+    books = Books(bits, all_kinds=True)
+    if bits_or_why_not(layer, books)[0] is None:
+        return None
+    result, fill = twin(layer, books)
+    result(*inputs)
+    fill()
+    return result
+
+
+def _steps(
+    case: Case, dtype: str, device: str, bits: int | None = None
+) -> dict[str, tuple] | None:
+    """Returns a step and the sets of its arguments, by direction.
+
+    With `bits` it is that of the layer with codes, or None if there is no such layer.
+    """
     layer, random = made(case), np.random.default_rng(_SEED)
     shapes = [(case.sizes["batch"], *shape) for shape in case.attributes["inputs"]]
 
@@ -168,6 +205,10 @@ def _steps(case: Case, dtype: str, device: str) -> dict[str, tuple]:
 
     inputs = [drawn(shape) for shape in shapes]
     found = outputs_of(inputs)  # builds the layer
+    if bits:
+        layer = coded(layer, bits, inputs if len(inputs) > 1 else inputs[0])
+        if layer is None:
+            return None
 
     def drawn_grads():
         with tf.device(device):
@@ -197,13 +238,17 @@ def _measured(case: Case, device: str, options) -> Iterator[dict]:
     steps = {}
     for dtype in options.dtype:
         with scope(dtype, kind):
-            steps[dtype] = _steps(case, dtype, device)
-    for direction in ("forward", "forward+backward"):
+            steps[report.OURS, dtype] = _steps(case, dtype, device)
+            if options.bits:
+                in_codes = _steps(case, dtype, device, options.bits)
+                if in_codes:
+                    steps[CODES, dtype] = in_codes
+    for direction in options.direction:
         chains = {}
-        for jit, dtype in itertools.product(options.jit, options.dtype):
-            step, sets = steps[dtype][direction]
+        for jit, (kind, dtype) in itertools.product(options.jit, steps):
+            step, sets = steps[kind, dtype][direction]
             step = measure.compiled(step) if jit == "on" else step
-            name = report.OURS + (", XLA" if jit == "on" else "")
+            name = kind + (", XLA" if jit == "on" else "")
             chains[name, dtype] = measure.Chain(step, sets, device, _LENGTH)
         timings = measure.compare(chains, options.repeat)
         for dtype in options.dtype:
@@ -227,9 +272,15 @@ def _measured(case: Case, device: str, options) -> Iterator[dict]:
 def run(options: argparse.Namespace) -> Iterator[dict]:
     """Yields the entry of `results` for each layer, device, direction and dtype.
 
-    Methods are `tf_capsops` and, compiled by XLA, `tf_capsops, XLA`.
+    Methods are `tf_capsops` and, compiled by XLA, `tf_capsops, XLA`; with `--bits` also
+    `tf_capsops, codes`, of a layer with codes and without gradients of weights.
     """
     for kind, case in itertools.product(options.device, CASES):
         chosen = case.attributes["layer"] in options.layer
         if chosen and {*case.uses} & {*options.suite} and kind in case.devices:
-            yield from _measured(case, f"{kind}:0", options)
+            for batch in options.batch_size or [case.sizes["batch"]]:
+                name = f", batch {batch}" if options.batch_size else ""
+                sized = dataclasses.replace(
+                    case, name=case.name + name, sizes={"batch": batch}
+                )
+                yield from _measured(sized, f"{kind}:0", options)

@@ -13,6 +13,7 @@ from tf_capsops.errors import CommandError, require
 
 DEVICES = ("CPU", "GPU")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+DIRECTIONS = ("forward", "forward+backward")
 # The names in `networks.NETWORKS` and `layers.LAYERS`, which import TensorFlow.
 NETWORKS = (
     *("capsnet", "p_capsnet", "p_capsnet-chen", "efficient_capsnet"),
@@ -27,6 +28,7 @@ LAYERS = (
     *("PoseCaps", "ConvCaps2D", "ConvCaps1D", "ConvCaps3D", "ClassCaps", "DenseCaps"),
     *("HighOrderConv2D", "HighOrderConv1D"),
     *("InqConv2D", "InqDepthwiseConv2D", "InqDense"),
+    *("InqConv1D", "InqConv3D", "InqConv2DTranspose", "InqConv3DTranspose"),
 )
 
 
@@ -160,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.positive_int,
         nargs="+",
         metavar="N",
-        help="images in a batch (default: the network's usual batch)",
+        help="images in a batch, also of layers (default: the network's usual batch)",
     )
     group.add_argument(
         "--image-size",
@@ -191,6 +193,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=list(LAYERS),
         help="the layers to time (default: all)",
+    )
+    group.add_argument(
+        "--direction",
+        choices=DIRECTIONS,
+        nargs="+",
+        default=list(DIRECTIONS),
+        help="without and with the gradients (default: both)",
+    )
+    group.add_argument(
+        "--bits",
+        type=int,
+        choices=range(2, 9),
+        help="also time each layer with its weights in codes of so many bits",
     )
 
 

@@ -3,6 +3,7 @@
 """Quantizes a trained model: what `tf-capsops quantize` does."""
 
 import dataclasses
+import math
 import pathlib
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from tf_capsops import data, inq
 from tf_capsops.cli import callbacks, evaluation, networks, pipeline, runs, train
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
-from tf_capsops.inq.kernels import layers_and_kernels
+from tf_capsops.inq.kernels import channel_axes, layers_and_kernels
 
 CODES = "codes.keras"
 REPORT = "report.json"
@@ -44,10 +45,10 @@ def run(args):
     distortion = trained["distortion"]
     with reported(ValueError):
         steps = inq.IncrementalQuantization(
-            model, args.bits, fractions, epochs_per_step
+            model, args.bits, fractions, epochs_per_step, args.per_channel
         )
     with reported(Exception):  # whatever a model of somebody else's may raise
-        rounded, float_bytes = rehearsed(model, args.bits)
+        rounded, float_bytes = rehearsed(model, args.bits, args.per_channel)
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
     batches = runs.steps(len(dataset.train), batch_size, trained["steps_per_epoch"])
@@ -60,6 +61,7 @@ def run(args):
         **_recipe(source, args, repeatable["seed"]),
         "source": str(source.resolve()),
         "bits": args.bits,
+        "per_channel": args.per_channel,
         "steps": fractions,
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
@@ -156,6 +158,8 @@ def _recipe(source, args, seed):
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
         return other  # another model of the run
+    if args.per_channel:
+        return other  # recipes have the paper's code books
     own = runs.read_config(source)
     if args.data and data.absolute(args.data) != own.get("data"):
         return other
@@ -171,8 +175,8 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     """Converts the quantized model, measures, adds to the report, and prints it."""
     after = Accuracy.of(model, dataset)
     bare = bare_copy(model)
-    layers = inq.report(bare, steps.bits)
-    with_codes = converted(bare, steps.bits)
+    layers = inq.report(bare, steps.bits, steps.per_channel, all_kinds=True)
+    with_codes = converted(bare, steps.bits, steps.per_channel)
     with_codes.save(directory / CODES)
     counts = [each.mask.size for each in steps.kernels]
     report["wrong_after"] = after.wrong
@@ -181,6 +185,10 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     report["bytes_of_weights"] = {
         "float32": 4 * sum(counts),
         "packed": sum(-(-count * steps.bits // 8) for count in counts),
+    }
+    report["bytes_in_memory"] = {
+        "float": _bytes_in_memory(bare),
+        "codes": _bytes_in_memory(with_codes),
     }
     for key, name in {"model": runs.MODEL, "codes": CODES}.items():
         report["bytes_of_file"][key] = (directory / name).stat().st_size
@@ -261,7 +269,7 @@ def recompile(model, learning_rate, steps):
     model.compile_from_config({**model.get_compile_config(), "optimizer": optimizer})
 
 
-def rehearsed(model, bits):
+def rehearsed(model, bits, per_channel):
     """Does with a copy what is done after training, to see whether it can be done.
 
     Returns:
@@ -272,20 +280,21 @@ def rehearsed(model, bits):
       ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
     """
     copy = bare_copy(model)
-    for _, kernel in layers_and_kernels(copy):
-        kernel.assign(inq.quantize(kernel, bits))
-    file_size(converted(copy, bits))
+    for layer, kernel in layers_and_kernels(copy):
+        axes = channel_axes(layer, kernel) if per_channel else ()
+        kernel.assign(inq.quantize(kernel, bits, axes=axes))
+    file_size(converted(copy, bits, per_channel))
     return copy, file_size(copy)
 
 
-def converted(model, bits):
+def converted(model, bits, per_channel):
     """What `tf_capsops.inq.convert` returns, without its warning.
 
     The command prints the table of layers, which says the same.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: ")
-        return inq.convert(model, bits)
+        return inq.convert(model, bits, per_channel, all_kinds=True)
 
 
 def bare_copy(model):
@@ -303,14 +312,21 @@ def file_size(model):
         return path.stat().st_size
 
 
+def _bytes_in_memory(model):
+    return sum(math.prod(v.shape) * v.value.dtype.size for v in model.weights)
+
+
 def sizes(report):
-    """Three lines about the sizes in a report."""
+    """Four lines about the sizes in a report."""
     weights, files = report["bytes_of_weights"], report["bytes_of_file"]
+    memory = report["bytes_in_memory"]
     return (
         f"{report['weights']:,} quantized weights: {weights['float32']:,} bytes as "
         f"float32, {weights['packed']:,} packed ({report['bits']} bits each)\n"
         f"model.keras: {files['model']:,} bytes with the optimizer's state, "
         f"{files['float']:,} without it\n"
-        f"codes.keras: {files['codes']:,} bytes without an optimizer, with codes where "
-        "an operator takes them"
+        f"codes.keras: {files['codes']:,} bytes without an optimizer, with codes: "
+        f"{files['codes'] / files['float']:.1%} of that\n"
+        f"all weights in memory: {memory['codes']:,} bytes with codes, "
+        f"{memory['float']:,} without"
     )

@@ -22,6 +22,12 @@ def add_arguments(parser):
         help="bits of a weight (default: %(default)s)",
     )
     parser.add_argument(
+        "--per-channel",
+        action="store_true",
+        help="give each output channel of a kernel its own code book, which helps with "
+        "few bits",
+    )
+    parser.add_argument(
         "--steps",
         type=options.positive_float,
         nargs="+",

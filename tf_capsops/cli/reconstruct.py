@@ -3,7 +3,7 @@
 """Draws pictures of a network's routing as PNG files, and of what a capsnet decodes.
 
 They show routing coefficients, and for a capsnet reconstructions and perturbations of
-each dimension of a capsule.
+each dimension of a capsule. Of a capsnet that holds codes they show reconstructions.
 """
 
 import functools
@@ -66,15 +66,17 @@ def run(args):
     if parts:
         return _draw(args, directory, _of_parts(args, model, dataset, directory))
     draws, routes = isinstance(model, Autoencoder), _routes(model)
-    if not (draws or routes):
+    redraws = draws or _redraws(model)
+    if not (redraws or routes):
         raise CommandError(
             f"the {model.name} in {directory} has no decoder to reconstruct images, "
             "and no routing to draw: give another network"
         )
     pictures = {}
-    if draws:
+    if redraws:
         reconstructions = functools.partial(figures.reconstructions, count=args.images)
         pictures["reconstructions"] = reconstructions
+    if draws:
         pictures["perturbations"] = figures.perturbations
     if routes:
         pictures["coefficients"] = figures.coefficients
@@ -115,6 +117,12 @@ def _of_parts(args, model, dataset, directory):
         )
     draw = functools.partial(parts.draw, model, dataset, number=args.routing)
     return {"routing": draw}
+
+
+def _redraws(model):
+    """Whether a model gives reconstructions, as a `CapsNet` that holds codes does."""
+    outputs = getattr(model, "output", None)
+    return isinstance(outputs, dict) and "reconstruction" in outputs
 
 
 def _routes(model):

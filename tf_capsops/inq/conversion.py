@@ -2,19 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts models with quantized weights to models that hold codes."""
 
+import dataclasses
 import warnings
 
 import keras
 
-from tf_capsops.codes import checked_bits
+from tf_capsops.inq.kernels import layers_in
 from tf_capsops.inq.reporting import LayerReport, Report
-from tf_capsops.inq.twins import twin
-from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.inq.twins import Books, copied, twin
+from tf_capsops.layers.coded import holds_codes
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.p_capsnet import PCapsNet
+from tf_capsops.models.segmenter import Segmenter
 
 
-def convert(model, bits=None):
+def convert(model, bits=None, per_channel=False, all_kinds=False):
     """Returns a copy of a model in which finished layers hold codes.
 
     A layer is finished if its kernel's weights are all zero or powers of two of one
@@ -24,11 +26,18 @@ def convert(model, bits=None):
     `InqDepthwiseConv2D` and a 1x1 `InqConv2D`, and `PrimaryCaps` a model of `InqConv2D`
     and the squash that follows, all by the same names.
 
+    With `all_kinds`, all layers of this package that have a kernel hold codes, and stay
+    of their kind: capsule layers such as `DigitCaps` and `CapsuleConv2D`, `PoseCaps`,
+    `HighOrderConv2D`, and a `PrimaryCaps` with `flatten=False` or channels first.
+    `Conv1D`, `Conv3D`, `Conv2DTranspose` and `Conv3DTranspose` become `InqConv1D` and
+    so on. Without it they keep their weights, as in earlier releases, so that weights
+    and checkpoints which those saved of a converted model load in the result.
+
     Other layers keep their weights: those that are not finished; kinds that no layer
-    with codes can replace, such as `Conv1D`, `Conv2DTranspose`, `CapsuleConv2D` and
-    `DigitCaps`; convolutions with several groups or with channels first; and layers
-    inside a layer of another kind. A warning names those of them that have a kernel,
-    and `tf_capsops.inq.report` lists all layers with the reasons.
+    with codes can replace, such as `LSTM`; a `Conv2D` with several groups or with
+    channels first; and layers inside a layer of another kind. A warning names those of
+    them that have a kernel, and `tf_capsops.inq.report` lists all layers with the
+    reasons.
 
     Operations between layers, such as `a + b` or `keras.ops.relu`, stay as they are,
     and a layer that is used several times is one layer in the copy, too.
@@ -38,9 +47,13 @@ def convert(model, bits=None):
 
     Args:
       model: A `Sequential` or functional model that has been built, or a
-        `tf_capsops.models.CapsNet`. Models inside it are converted too.
+        `tf_capsops.models.CapsNet`, `SegCaps` or `UCaps3D`. Models inside it are
+        converted too.
       bits: Bits of a weight, 2 to 8; a layer that needs more stays as it is. None for
         the fewest, at most 8, that hold the layer's weights.
+      per_channel: Whether each output channel has its own code book, as
+        `IncrementalQuantization` has made them with `per_channel=True`.
+      all_kinds: Whether to convert all kinds of layers for which there are codes.
 
     Returns:
       A new model, compiled if `model` is. For a `CapsNet` it is a functional model from
@@ -49,7 +62,7 @@ def convert(model, bits=None):
     Raises:
       ValueError: `model` is of another kind or not built, or has a `call` of its own; a
         layer, or a loss of a compiled model, has no config from which to make its copy;
-        or `bits` is not as above.
+        or another argument is not as above.
 
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> kernel = model.layers[0].kernel
@@ -58,8 +71,9 @@ def convert(model, bits=None):
     >>> tf_capsops.inq.convert(model).layers[0].bits
     3
     """
-    model, bits = _checked("convert", model, bits)
-    reports = _reports(model, bits)
+    books = Books.checked("convert", bits, per_channel, all_kinds)
+    model = _checked("convert", model)
+    reports = _reports(model, books)
     message = Report(reports.values()).warning()
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
@@ -74,8 +88,9 @@ def convert(model, bits=None):
         if _is_taken_apart(layer):
             return _cloned(layer, clone)
         of_layer = reports.get(id(layer))
-        if of_layer and of_layer.bits and not isinstance(layer, InqLayer):
-            copy, fill = twin(layer, of_layer.bits)
+        if of_layer and of_layer.bits and not any(map(holds_codes, layers_in(layer))):
+            own = dataclasses.replace(books, bits=of_layer.bits)
+            copy, fill = twin(layer, own)
         else:
             copy, fill = _copied(layer)
         fillings.append(fill)
@@ -87,12 +102,12 @@ def convert(model, bits=None):
     return result
 
 
-def report(model, bits=None):
+def report(model, bits=None, per_channel=False, all_kinds=False):
     """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
 
     Args:
       model: A model that `convert` takes, or one that it has made.
-      bits: as `convert` takes it.
+      bits, per_channel, all_kinds: as `convert` takes them.
 
     Returns:
       A list with an entry for each layer that has weights. An entry has the fields
@@ -115,12 +130,12 @@ def report(model, bits=None):
     >>> report[1].why_not
     '27 of 27 weights of kernel are not quantized: neither zero nor a power of two'
     """
-    return Report(_reports(*_checked("report", model, bits)).values())
+    books = Books.checked("report", bits, per_channel, all_kinds)
+    return Report(_reports(_checked("report", model), books).values())
 
 
-def _checked(owner, model, bits):
-    """Returns a model that can be cloned, and bits, or raises a ValueError."""
-    bits = None if bits is None else checked_bits(owner, bits)
+def _checked(owner, model):
+    """Returns a model that can be cloned, or raises a ValueError."""
     if not getattr(model, "built", True):
         raise ValueError(f"{owner}: {model.name} has no weights yet: build it first")
     if isinstance(model, Autoencoder):
@@ -130,23 +145,23 @@ def _checked(owner, model, bits):
             f"{owner}: the model must be Sequential, functional or a CapsNet, got "
             f"{type(model).__name__}: convert the models of those kinds in it"
         )
-    return model, bits
+    return model
 
 
 def _is_taken_apart(layer):
-    """Whether cloning goes into a layer: a Sequential or functional model."""
+    """Whether cloning goes into a layer: a model of layers, or of such models."""
     is_functional = isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
-    return is_functional or isinstance(layer, keras.Sequential)
+    return is_functional or isinstance(layer, (keras.Sequential, Segmenter))
 
 
-def _reports(model, bits):
+def _reports(model, books):
     """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
     found = {}
     for layer in model.layers:
         if _is_taken_apart(layer):
-            found.update(_reports(layer, bits))
+            found.update(_reports(layer, books))
         elif layer.weights and id(layer) not in found:
-            found[id(layer)] = LayerReport.of(layer, bits)
+            found[id(layer)] = LayerReport.of(layer, books)
     return found
 
 
@@ -162,6 +177,12 @@ def _cloned(model, clone):
                 "keras.saving.register_keras_serializable(), or convert the model "
                 "before you compile it"
             ) from error
+    if isinstance(model, Segmenter):
+        parts = {"network": clone(model.network), "decoder": clone(model.decoder)}
+        result = type(model)(**{**model.get_config(), **parts})
+        if model.compiled:
+            result.compile_from_config(model.get_compile_config())
+        return result
     result = keras.models.clone_model(model, clone_function=clone)
     if isinstance(model, PCapsNet):
         result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
@@ -186,12 +207,5 @@ def _copied(layer):
     """
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.Lambda):
         return layer, lambda: None
-    try:
-        copy = type(layer).from_config(layer.get_config())
-    except Exception as error:
-        raise ValueError(
-            f"convert: {layer.path or layer.name} cannot be copied: "
-            f"{type(layer).__name__} needs a get_config from whose result from_config "
-            "makes the layer again"
-        ) from error
+    copy = copied(layer)
     return copy, lambda: copy.set_weights(layer.get_weights())

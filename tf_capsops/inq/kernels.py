@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops.codes import quantize, top_exponent
+from tf_capsops.layers.coded import Coded, holds_codes
 
 _NAMES = ("kernel", "depthwise_kernel", "pointwise_kernel")
 
@@ -18,6 +19,8 @@ def kernels(layer):
     `DepthwiseConv2D`, `Dense`, `CapsuleConv2D` and `DigitCaps` have one,
     `SeparableConv2D` has two, and that of `PrimaryCaps` belongs to the `Conv2D` in it.
     """
+    if holds_codes(layer):
+        return []
     candidates = [getattr(layer, name, None) for name in _NAMES]
     return [
         each
@@ -58,6 +61,15 @@ def layers_in(root):
     return list(found.values())
 
 
+def channel_axes(layer, kernel):
+    """The axes of a kernel's output channels, from the first to the last one."""
+    if isinstance(layer, Coded):
+        return layer.channel_axes
+    if kernel.name == "depthwise_kernel" or type(layer) is keras.layers.DepthwiseConv2D:
+        return (-2, -1)
+    return (-2,) if type(layer).__name__.endswith("Transpose") else (-1,)
+
+
 class PartlyFixedKernel:
     """A kernel of a layer, and which of its weights are quantized and fixed.
 
@@ -65,14 +77,19 @@ class PartlyFixedKernel:
       layer: the layer.
       variable: the kernel.
       bits: bits of a quantized weight.
-      top_exponent: n1 of all quantized weights; None as long as all of them are zero.
+      axes: axes of the kernel whose elements have code books of their own.
+      top_exponent: n1 of all quantized weights, or an array of those of the books: of
+        each the one at the first step at which it has a weight that is not zero. None
+        as long as all weights are zero.
       mask: bool, of the kernel's shape: which weights are fixed.
     """
 
-    def __init__(self, layer, variable, bits):
+    def __init__(self, layer, variable, bits, per_channel=False):
         self.layer = layer
+        self.axes = channel_axes(layer, variable) if per_channel else ()
         self.bits = bits
         self.top_exponent = None
+        self._has_exponent = False  # each code book
         self.variable = variable
         self.mask = np.zeros(self.variable.shape, bool)
         self._values = np.zeros_like(self.variable.numpy())
@@ -97,19 +114,32 @@ class PartlyFixedKernel:
                 f"IncrementalQuantization: {self.variable.path} must be finite: "
                 "training has diverged"
             )
-        if self.top_exponent is None and np.any(weights):
-            self.top_exponent = top_exponent(weights)
+        self._start_books(weights)
         sizes = np.abs(weights.reshape(-1).astype(np.float64))
         free = np.flatnonzero(~self.mask)
         largest_first = free[np.argsort(-sizes[free], kind="stable")]
         count = round(fraction * sizes.size) - np.count_nonzero(self.mask)
         chosen = np.unravel_index(largest_first[: max(0, count)], weights.shape)
-        exponent = self.top_exponent or 0
-        self._values[chosen] = quantize(weights[chosen], self.bits, exponent)
+        if self.top_exponent is not None:
+            finished = quantize(weights, self.bits, self.top_exponent, self.axes)
+            self._values[chosen] = finished[chosen]
         self.mask[chosen] = True
         self.restore()
         if self._constraint is not None:
             self._constraint.update(self.mask, self._values)
+
+    def _start_books(self, weights):
+        """Gives n1 to the code books that have weights for the first time."""
+        axes = [axis % weights.ndim for axis in self.axes]
+        others = tuple(axis for axis in range(weights.ndim) if axis not in axes)
+        used = np.any(weights, axis=others)
+        if np.any(used & ~np.asarray(self._has_exponent)):
+            found = top_exponent(weights, self.axes)
+            if self.axes:
+                before = 0 if self.top_exponent is None else self.top_exponent
+                found = np.where(self._has_exponent, before, found)
+            self.top_exponent = found
+            self._has_exponent |= used
 
     def restore(self):
         """Restores the values of the fixed weights, whatever has changed them."""

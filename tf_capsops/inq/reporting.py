@@ -5,9 +5,9 @@
 import dataclasses
 import math
 
-from tf_capsops.inq.kernels import layers_and_kernels
+from tf_capsops.inq.kernels import channel_axes, layers_and_kernels, layers_in
 from tf_capsops.inq.twins import bits_or_why_not, twin_kind
-from tf_capsops.layers.inq_layer import InqLayer
+from tf_capsops.layers.coded import holds_codes
 
 _EXPONENT = 4  # bytes
 
@@ -26,21 +26,28 @@ class LayerReport:
     why_not: str | None
 
     @classmethod
-    def of(cls, layer, bits):
-        """The report of a built layer; `bits` is as `bits_or_why_not` takes it."""
-        if isinstance(layer, InqLayer):
-            kernels, bits, why_not = [layer.codes], layer.bits, None
-            others = [] if layer.bias is None else [layer.bias]
+    def of(cls, layer, books):
+        """The report of a built layer; `books` are as `bits_or_why_not` takes them."""
+        coded = [each for each in layers_in(layer) if holds_codes(each)]
+        if coded:
+            kernels, bits, why_not = [each.codes for each in coded], coded[0].bits, None
+            known = [*kernels, *(each.top_exponent for each in coded)]
         else:
-            bits, why_not = bits_or_why_not(layer, bits)
-            kernels = [kernel for _, kernel in layers_and_kernels(layer)]
-            known = {id(kernel) for kernel in kernels}
-            others = [each for each in layer.weights if id(each) not in known]
+            bits, why_not = bits_or_why_not(layer, books)
+            pairs = layers_and_kernels(layer)
+            kernels = known = [kernel for _, kernel in pairs]
+        ids = set(map(id, known))
+        others = [each for each in layer.weights if id(each) not in ids]
         sizes = [math.prod(kernel.shape) for kernel in kernels]
-        as_numbers = sum(map(_bytes, kernels))
-        if isinstance(layer, InqLayer):
-            as_numbers = 4 * sizes[0]
-        in_codes = sum(-(-size * (bits or 0) // 8) + _EXPONENT for size in sizes)
+        as_numbers = 4 * sum(sizes) if coded else sum(map(_bytes, kernels))
+        if coded:
+            exponents = [math.prod(each.top_exponent.shape) for each in coded]
+        elif books.per_channel:
+            exponents = [_channels(*pair) for pair in pairs]
+        else:
+            exponents = [1] * len(sizes)
+        in_codes = sum(-(-size * (bits or 0) // 8) for size in sizes)
+        in_codes += _EXPONENT * sum(exponents)
         rest = sum(map(_bytes, others))
         return cls(
             layer=layer.path or layer.name,
@@ -95,6 +102,10 @@ class Report(list):
         """The bytes of all layers in a file, before and after."""
         before = sum(each.bytes_before for each in self)
         return before, sum(each.bytes_after for each in self)
+
+
+def _channels(layer, kernel):
+    return math.prod(kernel.shape[axis] for axis in channel_axes(layer, kernel))
 
 
 def _bytes(variable):

@@ -7,7 +7,7 @@ import warnings
 
 import keras
 
-from tf_capsops.arguments import positive_int
+from tf_capsops.arguments import boolean, positive_int
 from tf_capsops.codes import checked_bits
 from tf_capsops.inq.kernels import PartlyFixedKernel, layers_and_kernels
 
@@ -48,6 +48,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
       epochs_per_step: Epochs from one step to the next. The first step is taken before
         the first epoch, so training needs at least
         `epochs_per_step * (len(steps) - 1) + 1` epochs.
+      per_channel: Whether each output channel of a kernel has its own n1, where the
+        paper has one for each layer. `convert` needs it, too.
 
     Attributes:
       kernels: The state of each kernel, from the first `fit` on: objects with `layer`,
@@ -77,10 +79,12 @@ class IncrementalQuantization(keras.callbacks.Callback):
         bits=5,
         steps=(0.5, 0.75, 0.875, 1.0),
         epochs_per_step=1,
+        per_channel=False,
     ):
         super().__init__()
         owner = "IncrementalQuantization"
         self.bits = checked_bits(owner, bits)
+        self.per_channel = boolean(owner, "per_channel", per_channel)
         self.steps = _rising_fractions(owner, steps)
         self.epochs_per_step = positive_int(owner, "epochs_per_step", epochs_per_step)
         roots = layers_or_model
@@ -105,7 +109,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if not self.kernels:
             self.kernels = [
-                PartlyFixedKernel(layer, kernel, self.bits)
+                PartlyFixedKernel(layer, kernel, self.bits, self.per_channel)
                 for layer, kernel in self._layers_and_kernels()
             ]
             self._warn_of_others()

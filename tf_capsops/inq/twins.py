@@ -2,41 +2,96 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes layers that hold codes from plain layers whose weights are quantized."""
 
+import dataclasses
 import math
 
 import keras
 import numpy as np
 
 from tf_capsops import layers
-from tf_capsops.inq.kernels import kernels, layers_and_kernels
+from tf_capsops.arguments import boolean
+from tf_capsops.codes import checked_bits
+from tf_capsops.inq.kernels import channel_axes, kernels, layers_and_kernels
+from tf_capsops.layers.coded import Coded
+from tf_capsops.layers.convolving import Convolving
 from tf_capsops.ops.squash import squash
 
+# What a layer with codes takes over from one with numbers, whatever their kinds.
+_SHARED = (
+    *("activation", "use_bias", "bias_initializer", "bias_regularizer"),
+    *("bias_constraint", "activity_regularizer", "trainable", "name"),
+)
+_WINDOW = "kernel_size", "strides", "padding", "dilation_rate"
 
-def bits_or_why_not(layer, bits):
+# The kinds that layers become, and the other arguments that these take over.
+_TWINS = {
+    keras.layers.Conv2D: (layers.InqConv2D, "filters", *_WINDOW),
+    layers.Conv2D: (layers.InqConv2D, "filters", *_WINDOW),
+    keras.layers.Dense: (layers.InqDense, "units"),
+    keras.layers.DepthwiseConv2D: (
+        *(layers.InqDepthwiseConv2D, "depth_multiplier"),
+        *_WINDOW,
+    ),
+    keras.layers.SeparableConv2D: (),
+}
+# Kinds whose configs are those of layers with codes but for `bits`.
+_KINDS = {
+    keras.layers.Conv1D: layers.InqConv1D,
+    keras.layers.Conv3D: layers.InqConv3D,
+    keras.layers.Conv2DTranspose: layers.InqConv2DTranspose,
+    keras.layers.Conv3DTranspose: layers.InqConv3DTranspose,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Books:
+    """How `tf_capsops.inq.convert` is to encode weights; it documents the fields."""
+
+    bits: int | None = None
+    per_channel: bool = False
+    all_kinds: bool = False
+
+    @classmethod
+    def checked(cls, owner, bits, per_channel, all_kinds):
+        """These arguments, or a ValueError that names `owner`."""
+        return cls(
+            None if bits is None else checked_bits(owner, bits),
+            boolean(owner, "per_channel", per_channel),
+            boolean(owner, "all_kinds", all_kinds),
+        )
+
+
+def bits_or_why_not(layer, books):
     """Whether `twin` can replace a layer, and if not, why not.
 
     Args:
       layer: A built layer.
-      bits: Bits of a weight; None for the fewest that hold the layer's weights.
+      books: Its `bits` are None for the fewest that hold the layer's weights.
 
     Returns:
       Bits of a weight and None, or None and a phrase.
     """
-    kind = type(layer).__name__
-    data_format = getattr(layer, "data_format", "channels_last")
-    if type(layer) is layers.PrimaryCaps:
-        layer = layer.conv
-    if not layers_and_kernels(layer):
+    of_layer = layers_and_kernels(layer)
+    if not of_layer:
         return None, "it has no kernel"
-    if type(layer) not in _TWINS:
-        return None, f"no layer holds codes for {kind}"
-    if getattr(layer, "groups", 1) != 1:
-        return None, f"groups is {layer.groups}: InqConv2D has no groups"
-    if data_format != "channels_last":
-        return None, f"data_format is {data_format}: codes need channels_last"
+    name, one = type(layer).__name__, layer
+    if type(layer) is layers.PrimaryCaps and layer.flatten:
+        one = layer.conv
+    data_format = getattr(layer, "data_format", "channels_last")
+    if type(one) in _TWINS:
+        if getattr(layer, "groups", 1) != 1:
+            return None, f"groups is {layer.groups}: InqConv2D has no groups"
+        is_first = data_format != "channels_last"
+        if is_first and not (books.all_kinds and _kind_with_bits(layer)):
+            return None, f"data_format is {data_format}: codes need channels_last"
+    elif not _kind_with_bits(layer):
+        return None, f"no layer holds codes for {name}"
+    elif not books.all_kinds:
+        return None, f"{name} holds codes only with all_kinds=True"
     fewest = 2
-    for kernel in kernels(layer):
-        unfinished, needed = _unfinished_and_bits(kernel)
+    for owner, kernel in of_layer:
+        axes = channel_axes(owner, kernel) if books.per_channel else ()
+        unfinished, needed = _unfinished_and_bits(kernel, axes)
         if unfinished:
             weights = math.prod(kernel.shape)
             return None, (
@@ -44,26 +99,33 @@ def bits_or_why_not(layer, bits):
                 "quantized: neither zero nor a power of two"
             )
         fewest = max(fewest, needed)
-    if fewest > (bits or 8):
-        return None, f"its weights need {fewest} bits, more than {bits or 8}"
-    return bits or fewest, None
+    if fewest > (books.bits or 8):
+        return None, f"its weights need {fewest} bits, more than {books.bits or 8}"
+    return books.bits or fewest, None
 
 
 def twin_kind(layer):
     """The class that holds the codes of a layer once `twin` has replaced it."""
-    if type(layer) is layers.PrimaryCaps:
+    if _is_taken_apart(layer):
         layer = layer.conv
-    return _TWINS[type(layer)][1] if type(layer) in _TWINS else type(layer).__name__
+    if type(layer) is keras.layers.SeparableConv2D:
+        return "InqDepthwiseConv2D, InqConv2D"
+    if type(layer) in _TWINS:
+        return _TWINS[type(layer)][0].__name__
+    return (_kind_with_bits(layer) or type(layer)).__name__
 
 
-def twin(layer, bits):
-    """A layer like another one, by the same name, that holds codes of `bits` bits.
+def twin(layer, books):
+    """A layer like another one, by the same name, that holds codes of `books.bits`.
 
     Returns:
       The layer, and a function that gives it the weights once it has been built.
+
+    Raises:
+      ValueError: The layer has no config from which to make its copy.
     """
-    if type(layer) is layers.PrimaryCaps:
-        conv, fill = twin(layer.conv, bits)
+    if _is_taken_apart(layer):
+        conv, fill = twin(layer.conv, books)
         policy = layer.dtype_policy
         capsules = keras.layers.Reshape((-1, layer.capsule_dim), dtype=policy)
         squashed = keras.layers.Activation(
@@ -73,91 +135,113 @@ def twin(layer, bits):
             name="squash",
         )
         return keras.Sequential([conv, capsules, squashed], name=layer.name), fill
-    make, _ = _TWINS[type(layer)]
-    result, holders_and_kernels = make(layer, bits)
+    own = {"bits": books.bits, "per_channel": books.per_channel}
+    if type(layer) is keras.layers.SeparableConv2D:
+        return _separable_twin(layer, own)
+    if type(layer) in _TWINS:
+        result = _twin(layer, *_TWINS[type(layer)], **own)
+    else:
+        result = copied(layer, _kind_with_bits(layer), **own)
+    if isinstance(layer, Convolving):
+        return result, lambda: _fill(result.conv, layer.conv)
+    return result, lambda: _fill(result, layer)
+
+
+def copied(layer, kind=None, **changes):
+    """A layer made from another one's config.
+
+    Args:
+      layer: A layer.
+      kind: The class of the result, one of `_kind_with_bits`, which takes over objects
+        that Keras need not be able to make from a config, such as an activation; None
+        for the class of the layer.
+      **changes: Arguments of the result that differ.
+
+    Raises:
+      ValueError: The layer has no such config.
+    """
+    try:
+        config = layer.get_config()
+        for name in config if kind else ():
+            value = getattr(layer, name, None)
+            if callable(value) and not isinstance(value, keras.Layer):
+                config[name] = value
+        return (kind or type(layer)).from_config({**config, **changes})
+    except Exception as error:
+        raise ValueError(
+            f"convert: {layer.path or layer.name} cannot be copied: "
+            f"{type(layer).__name__} needs a get_config from whose result from_config "
+            "makes the layer again"
+        ) from error
+
+
+def _is_taken_apart(layer):
+    """Whether a `PrimaryCaps` becomes the model that it became in earlier releases.
+
+    Otherwise the weights that they saved of converted models would not load.
+    """
+    is_primary = type(layer) is layers.PrimaryCaps and layer.flatten
+    return is_primary and layer.data_format == "channels_last"
+
+
+def _kind_with_bits(layer):
+    """The class that a layer keeps, or whose config is the same, and that takes bits.
+
+    None if there is none, as for a subclass of somebody else's.
+    """
+    kind = _KINDS.get(type(layer), type(layer))
+    is_ours = kind.__module__.startswith(f"{__package__.partition('.')[0]}.")
+    return kind if is_ours and issubclass(kind, (Coded, Convolving)) else None
+
+
+def _twin(layer, kind, *names, **changes):
+    """A layer of `kind` with the arguments of another layer by these names."""
+    taken = {name: getattr(layer, name) for name in (*_SHARED, *names)}
+    return kind(**{**taken, "dtype": layer.dtype_policy, **changes})
+
+
+def _separable_twin(layer, own):
+    """The model that replaces a `SeparableConv2D`, and a function that fills it."""
+    plain = {"use_bias": False, "activation": None, "activity_regularizer": None}
+    depthwise = _twin(
+        layer,
+        *_TWINS[keras.layers.DepthwiseConv2D],
+        **{**own, **plain, "name": "depthwise"},
+    )
+    pointwise = _twin(
+        layer,
+        *(layers.InqConv2D, "filters"),
+        **{**own, "kernel_size": 1, "name": "pointwise"},
+    )
 
     def fill():
-        for holder, kernel in holders_and_kernels:
-            holder.set_kernel(kernel.numpy().reshape(holder.codes.shape))
-            if holder.bias is not None:
-                holder.bias.assign(layer.bias)
+        _fill(depthwise, layer, layer.depthwise_kernel)
+        _fill(pointwise, layer, layer.pointwise_kernel)
 
-    return result, fill
+    return keras.Sequential([depthwise, pointwise], name=layer.name), fill
 
 
-def _dense(layer, bits):
-    result = layers.InqDense(layer.units, **_shared(layer, bits))
-    return result, [(result, layer.kernel)]
+def _fill(coded, layer, kernel=None):
+    """Gives a layer that holds codes the weights of one that has a kernel."""
+    kernel = kernels(layer)[0] if kernel is None else kernel
+    coded.set_kernel(kernel.numpy().reshape(coded.codes.shape))
+    others = {each.name: each for each in layer.weights}
+    for variable in coded.weights:
+        if variable.name in others:
+            variable.assign(others[variable.name])
 
 
-def _conv(layer, bits):
-    result = layers.InqConv2D(
-        layer.filters,
-        layer.kernel_size,
-        strides=layer.strides,
-        padding=layer.padding,
-        dilation_rate=layer.dilation_rate,
-        **_shared(layer, bits),
-    )
-    return result, [(result, layer.kernel)]
+def _unfinished_and_bits(kernel, axes):
+    """How many weights are not quantized, and the fewest bits that hold the others.
 
-
-def _depthwise_conv(layer, bits, **changes):
-    result = layers.InqDepthwiseConv2D(
-        layer.kernel_size,
-        strides=layer.strides,
-        padding=layer.padding,
-        depth_multiplier=layer.depth_multiplier,
-        dilation_rate=layer.dilation_rate,
-        **{**_shared(layer, bits), **changes},
-    )
-    return result, [(result, kernels(layer)[0])]
-
-
-def _separable_conv(layer, bits):
-    depthwise, first = _depthwise_conv(
-        layer,
-        bits,
-        use_bias=False,
-        activation=None,
-        activity_regularizer=None,
-        name="depthwise",
-    )
-    shared = {**_shared(layer, bits), "name": "pointwise"}
-    pointwise = layers.InqConv2D(layer.filters, 1, **shared)
-    result = keras.Sequential([depthwise, pointwise], name=layer.name)
-    return result, [*first, (pointwise, layer.pointwise_kernel)]
-
-
-# How to make the layers that replace one of a kind, and what the report calls them.
-_TWINS = {
-    keras.layers.Conv2D: (_conv, "InqConv2D"),
-    layers.Conv2D: (_conv, "InqConv2D"),
-    keras.layers.Dense: (_dense, "InqDense"),
-    keras.layers.DepthwiseConv2D: (_depthwise_conv, "InqDepthwiseConv2D"),
-    keras.layers.SeparableConv2D: (_separable_conv, "InqDepthwiseConv2D, InqConv2D"),
-}
-
-
-def _shared(layer, bits):
-    """Values of a layer for the arguments that all layers with codes have."""
-    return {
-        "bits": bits,
-        "activation": layer.activation,
-        "use_bias": layer.use_bias,
-        "bias_initializer": layer.bias_initializer,
-        "bias_regularizer": layer.bias_regularizer,
-        "bias_constraint": layer.bias_constraint,
-        "activity_regularizer": layer.activity_regularizer,
-        "trainable": layer.trainable,
-        "dtype": layer.dtype_policy,
-        "name": layer.name,
-    }
-
-
-def _unfinished_and_bits(kernel):
-    """How many weights are not quantized, and the fewest bits that hold the others."""
-    weights = kernel.numpy().astype(np.float64)
-    mantissas, above = np.frexp(np.abs(weights[weights != 0]))
-    powers = int(above.max() - above.min()) + 1 if above.size else 1
-    return np.count_nonzero(mantissas != 0.5), 2 + (powers - 1).bit_length()
+    Elements of `axes` have code books of their own.
+    """
+    weights = np.abs(kernel.numpy().astype(np.float64))
+    mantissas, above = np.frexp(weights)
+    kept = [axis % weights.ndim for axis in axes]
+    others = tuple(axis for axis in range(weights.ndim) if axis not in kept)
+    used = {"axis": others, "where": weights != 0}
+    most = above.max(**used, initial=-5000) - above.min(**used, initial=5000)
+    powers = max(int(most.max(initial=0)), 0) + 1
+    unfinished = np.count_nonzero((weights != 0) & (mantissas != 0.5))
+    return unfinished, 2 + (powers - 1).bit_length()

@@ -18,6 +18,12 @@ from tf_capsops.layers.high_order_conv1d import HighOrderConv1D
 from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
 from tf_capsops.layers.inq_conv2d import InqConv2D
+from tf_capsops.layers.inq_conv_nd import (
+    InqConv1D,
+    InqConv2DTranspose,
+    InqConv3D,
+    InqConv3DTranspose,
+)
 from tf_capsops.layers.inq_dense import InqDense
 from tf_capsops.layers.inq_depthwise_conv2d import InqDepthwiseConv2D
 from tf_capsops.layers.length import Length
@@ -48,7 +54,11 @@ __all__ = [
     "DigitCaps",
     "HighOrderConv1D",
     "HighOrderConv2D",
+    "InqConv1D",
     "InqConv2D",
+    "InqConv2DTranspose",
+    "InqConv3D",
+    "InqConv3DTranspose",
     "InqDense",
     "InqDepthwiseConv2D",
     "Length",

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.window import (
     IMAGE,
@@ -31,7 +32,7 @@ from tf_capsops.registered import registered
 keras.saving.register_keras_serializable("tf_capsops")(squash)
 
 
-class CapsuleConv(keras.layers.Layer):
+class CapsuleConv(Coded):
     """The base of layers that convolve capsules along any axes.
 
     A subclass has `axes`, what the axes are called that its window slides along, and
@@ -81,6 +82,10 @@ class CapsuleConv(keras.layers.Layer):
         self.bias_regularizer = keras.regularizers.get(bias_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
         self.bias_constraint = keras.constraints.get(bias_constraint)
+
+    @property
+    def channel_axes(self):
+        return (len(self.axes) + 1,)
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -206,6 +211,7 @@ class CapsuleConv2D(CapsuleConv):
       bias_initializer: as for `keras.layers.Conv2D`.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -35,6 +35,7 @@ class ClassCaps(Routed):
       pose_shape: (P, R) of the parents' poses; P is the children's. None for the
         children's (P, Q).
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -107,6 +107,7 @@ class ConvCaps2D(ConvCaps):
       kernel_initializer: called for `[Q, KH * KW * C * filters * R]`, so that one that
         scales with the fan-in makes votes about as large as poses.
       kernel_regularizer, kernel_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

@@ -4,7 +4,9 @@
 
 import keras
 
+from tf_capsops.layers.coded import books_config, checked_books
 from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.inq_conv2d import InqConv2D
 from tf_capsops.layers.window import set_window
 
 _ARGUMENTS = (
@@ -20,6 +22,9 @@ _ARGUMENTS = (
 
 class Convolving(keras.layers.Layer):
     """A layer with a convolution of its own, `conv`: of `PrimaryCaps` and `PoseCaps`.
+
+    With `bits` the convolution is an `InqConv2D`, whose kernel has no regularizer and
+    no constraint.
 
     The config of such a layer holds its arguments and, as `"conv"`, what else is in the
     config of the convolution: whether it is trainable, its dtype policy and the like,
@@ -40,9 +45,12 @@ class Convolving(keras.layers.Layer):
         kernel_constraint,
         bias_constraint,
         conv=None,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
         super().__init__(**kwargs)
+        self.bits, self.per_channel = checked_books(self, bits, per_channel)
         set_window(self, kernel_size, strides, padding)
         new = self._new_conv(
             filters,
@@ -54,23 +62,30 @@ class Convolving(keras.layers.Layer):
             kernel_constraint=kernel_constraint,
             bias_constraint=bias_constraint,
         )
-        self.conv = Conv2D.from_config({**new.get_config(), **conv}) if conv else new
+        self.conv = type(new).from_config({**new.get_config(), **conv}) if conv else new
 
-    def _new_conv(self, filters, **arguments):
+    def _new_conv(self, filters, kernel_regularizer, kernel_constraint, **arguments):
+        arguments |= {
+            "strides": self.strides,
+            "padding": self.padding,
+            "dtype": self.dtype_policy,
+            "name": "conv",
+        }
+        if self.bits is not None:
+            arguments |= books_config(self)
+            return InqConv2D(filters, self.kernel_size, **arguments)
         return Conv2D(
             filters,
             self.kernel_size,
-            strides=self.strides,
-            padding=self.padding,
             data_format="channels_last",
-            dtype=self.dtype_policy,
-            name="conv",
+            kernel_regularizer=kernel_regularizer,
+            kernel_constraint=kernel_constraint,
             **arguments,
         )
 
     def get_config(self):
         conv = self.conv.get_config()
-        given = {name: getattr(self.conv, name) for name in _ARGUMENTS}
+        given = {name: getattr(self.conv, name, None) for name in _ARGUMENTS}
         new = self._new_conv(self.conv.filters, **given).get_config()
         changes = {name: conv[name] for name in conv if conv[name] != new.get(name)}
         return {
@@ -78,6 +93,7 @@ class Convolving(keras.layers.Layer):
             "kernel_size": self.kernel_size,
             "strides": self.strides,
             "padding": self.padding,
-            **{name: conv[name] for name in _ARGUMENTS},
+            **{name: conv.get(name) for name in _ARGUMENTS},
             **({"conv": changes} if changes else {}),
+            **books_config(self),
         }

@@ -34,6 +34,7 @@ class DenseCaps(Routed):
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
       share_weights: whether all children have the same matrices and priors.
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -82,9 +83,9 @@ class DenseCaps(Routed):
             weights = tf.broadcast_to(weights, [in_caps, *weights.shape])
         # A window of one pixel at one position.
         return (
-            poses[:, tf.newaxis, tf.newaxis],
-            activations[:, tf.newaxis, tf.newaxis],
-            weights[tf.newaxis, tf.newaxis],
+            _at_one_pixel(poses, 1),
+            _at_one_pixel(activations, 1),
+            _at_one_pixel(weights, 0),
         ), {}
 
     def of_parents(self, values):
@@ -106,3 +107,8 @@ class DenseCaps(Routed):
             "num_capsules": self.num_capsules,
             "share_weights": self.share_weights,
         }
+
+
+def _at_one_pixel(tensor, axis):
+    """Adds a height and a width of 1 before an axis."""
+    return tf.expand_dims(tf.expand_dims(tensor, axis), axis)

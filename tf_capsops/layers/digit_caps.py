@@ -17,6 +17,7 @@ from tf_capsops.arguments import (
     known_shape,
     positive_int,
 )
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import RoutedNormal
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built, weights_by_name
@@ -30,7 +31,7 @@ from tf_capsops.shapes import dimensions
 
 
 @registered
-class DigitCaps(keras.layers.Layer):
+class DigitCaps(Coded):
     """Fully connected capsules: each input predicts each output, and routing weighs.
 
     Section 2 and procedure 1 of Sabour et al. (2017), by the op
@@ -72,6 +73,8 @@ class DigitCaps(keras.layers.Layer):
     >>> layer(np.ones([2, 32, 8])).shape.as_list()
     [2, 10, 16]
     """
+
+    channel_axes = (-3, -2)
 
     def __init__(
         self,
@@ -260,6 +263,7 @@ def digit_caps(
       kernel_initializer: Glorot-uniform by default, as in the paper; None is
         `DigitCaps`' own.
       **kwargs: passed on to `DigitCaps`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Returns:
       What `incoming` is, of shape `[B, n_digit_caps, dim_digit_caps]`.

@@ -12,6 +12,7 @@ from tf_capsops.arguments import (
     positive_int,
     positive_pair,
 )
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.data_format import (
     channels_axis,
     checked_data_format,
@@ -25,7 +26,7 @@ from tf_capsops.shapes import joined, sizes
 
 
 @registered
-class HighOrderConv2D(keras.layers.Layer):
+class HighOrderConv2D(Coded):
     """Filters every pixel with weights that a convolution of the image generates.
 
     First a convolution, the generator, looks around each pixel and computes KH x KW
@@ -74,6 +75,7 @@ class HighOrderConv2D(keras.layers.Layer):
         `tf_capsops.layers.CenterTap(1)`.
       kernel_regularizer, bias_regularizer, kernel_constraint, bias_constraint: as for
         `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above, or `groups` does
@@ -141,9 +143,10 @@ class HighOrderConv2D(keras.layers.Layer):
         self._checked(inputs_shape, guide_shape)
         guide_shape = inputs_shape if guide_shape is None else guide_shape
         numbers = self.groups * self.kernel_size[0] * self.kernel_size[1]
+        self._guide_channels = guide_shape[self._channels]
         self.kernel = self.add_weight(
             name="kernel",
-            shape=(*self.generator_kernel_size, guide_shape[self._channels], numbers),
+            shape=(*self.generator_kernel_size, self._guide_channels, numbers),
             initializer=self.kernel_initializer,
             regularizer=self.kernel_regularizer,
             constraint=self.kernel_constraint,
@@ -165,9 +168,9 @@ class HighOrderConv2D(keras.layers.Layer):
         (inputs,) = float_tensors(owner, inputs=inputs)
         (guide,) = float_tensors(owner, guide=inputs if guide is None else guide)
         # A convolution with other channels would pass for one of several groups.
-        if guide.shape[self._channels] != self.kernel.shape[2]:
+        if guide.shape[self._channels] != self._guide_channels:
             raise ValueError(
-                f"{owner}: the guide must have {self.kernel.shape[2]} channels, got "
+                f"{owner}: the guide must have {self._guide_channels} channels, got "
                 f"shape {tuple(guide.shape)}"
             )
         # The images change their layout, because the filters may take many times as

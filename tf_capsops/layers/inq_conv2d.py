@@ -31,6 +31,8 @@ class InqConv2D(InqLayer):
       filters: how many features each output pixel has.
       kernel_size: one or two ints.
       bits: bits of a weight, 2 to 8.
+      per_channel: whether each output channel has its own code book, and its own number
+        in `top_exponent`.
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
       dilation_rate: one or two ints.

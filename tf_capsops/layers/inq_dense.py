@@ -24,7 +24,7 @@ class InqDense(InqLayer):
 
     Args:
       units: the size of the last axis of the output.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       activation: a function of the output, or a name that Keras knows.
       use_bias: whether there is a bias.
       kernel_initializer: draws weights `[C, units]`, which are quantized.

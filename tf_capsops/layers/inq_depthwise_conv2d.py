@@ -8,7 +8,6 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
-from tf_capsops.ops.inq_conv import decoded
 from tf_capsops.registered import registered
 
 
@@ -28,7 +27,7 @@ class InqDepthwiseConv2D(InqLayer):
 
     Args:
       kernel_size: one or two ints.
-      bits: bits of a weight, 2 to 8.
+      bits, per_channel: as for `InqConv2D`.
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
       depth_multiplier: how many features each channel gives.
@@ -51,6 +50,8 @@ class InqDepthwiseConv2D(InqLayer):
     >>> layer(np.ones([1, 1, 1, 2])).numpy().tolist()
     [[[[0.5, -1.0]]]]
     """
+
+    channel_axes = (-2, -1)
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class InqDepthwiseConv2D(InqLayer):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
         outputs = keras.ops.depthwise_conv(
             images,
-            decoded(self.codes, self.top_exponent, self.bits, self.compute_dtype),
+            self._decoded(),
             strides=self.strides,
             padding=self.padding,
             data_format="channels_last",

@@ -46,6 +46,7 @@ class PrimaryCaps(Convolving):
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
       flatten: whether the positions become one axis with the channels.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

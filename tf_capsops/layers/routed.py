@@ -8,17 +8,19 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.weights import require_built
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_conv_nd import capsule_conv1d, capsule_conv3d
 from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
 from tf_capsops.routing import EM
+from tf_capsops.routing.poses import of_poses
 from tf_capsops.routing.rule import copy_of
 from tf_capsops.shapes import dimensions
 
 
-class Routed(keras.layers.Layer):
+class Routed(Coded):
     """A layer of pose matrices and a rule; the base of `ConvCaps2D` and its like.
 
     A subclass has `children`, which makes the first three arguments of
@@ -28,6 +30,8 @@ class Routed(keras.layers.Layer):
     A child whose activation is 0, or that a mask leaves out, does not exist for any
     rule. Where all children share the weights, they also share a rule's priors.
     """
+
+    channel_axes = (-3,)
 
     share_weights = False
 
@@ -178,7 +182,7 @@ def _seen(activations, weights, shares, window):
     windows = [*dimensions(shares)[: axes + 1], 1, 1, 1]
     # Shares that are not normalized are the votes themselves, here the children.
     return moment_shares(
-        _existing(activations)[..., tf.newaxis, tf.newaxis],
+        of_poses(_existing(activations)),
         None,
         tf.ones(kernel, activations.dtype),
         linear=tf.ones(windows, shares.dtype),
@@ -195,12 +199,13 @@ def _weighted_sums(poses, exist, weights, prior, **window):
 
     def convolved(inputs, weights):
         inputs = tf.cast(inputs, prior.dtype)
-        return convolve(inputs, weights * prior[..., None, None], **window)
+        return convolve(inputs, weights * of_poses(prior), **window)
 
-    exist = exist[..., tf.newaxis, tf.newaxis]
+    exist = of_poses(exist)
     first = convolved(poses * exist, tf.cast(weights, prior.dtype))
     # Where a window reaches beyond the image, children are missing in its mass, too.
-    return convolved(exist, tf.ones([1, 1], prior.dtype))[..., 0, 0], first
+    mass = convolved(exist, tf.ones([1, 1], prior.dtype))
+    return tf.squeeze(mass, [-2, -1]), first
 
 
 def _checked_parents(rule, parents, poses, weights):

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, int_between, positive_int
+from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.masks import seen_capsules, without_masked
 from tf_capsops.layers.window import (
@@ -27,11 +28,13 @@ from tf_capsops.registered import registered
 _GAIN = 1.5  # Length of the first sums of votes, relative to the children's.
 
 
-class SlimCaps(keras.layers.Layer):
+class SlimCaps(Coded):
     """The base of slim capsules along any axes.
 
     A subclass sets `axes`, the names of its spatial axes.
     """
+
+    channel_axes = (-2, -1)
 
     axes = None
     is_transposed = False
@@ -233,6 +236,7 @@ class SlimCaps2D(SlimCaps):
       bias_initializer: as for `keras.layers.Conv2D`; SegCaps has constants of 0.1.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
+      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

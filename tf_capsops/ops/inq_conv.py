@@ -130,14 +130,18 @@ def decoded(codes, top_exponent, bits, dtype):
       dtype: A floating-point type.
     """
     steps = tf.range(2 ** (bits - 2), dtype=tf.int64)
-    exponents = tf.cast(top_exponent, tf.int64) - steps
+    powers = powers_of_two(tf.cast(top_exponent, tf.int64) - steps, dtype)
+    signed = tf.reshape(tf.stack([powers, -powers], axis=1), [-1])
+    book = tf.concat([tf.zeros([1], dtype), signed], axis=0)
+    return tf.gather(book, tf.cast(codes, tf.int32))
+
+
+def powers_of_two(exponents, dtype):
+    """Returns 2 to the power of integers, exactly, or infinity or zero."""
     # A float64 with no bits but those of its biased exponent is a power of two, with 0
     # for zero and 2047 for infinity.
-    biased = tf.clip_by_value(exponents + 1023, 0, 2047)
-    powers = tf.bitcast(biased * 2**52, tf.float64)
-    signed = tf.reshape(tf.stack([powers, -powers], axis=1), [-1])
-    book = tf.cast(tf.concat([[0.0], signed], axis=0), dtype)
-    return tf.gather(book, tf.cast(codes, tf.int32))
+    biased = tf.clip_by_value(tf.cast(exponents, tf.int64) + 1023, 0, 2047)
+    return tf.cast(tf.bitcast(biased * 2**52, tf.float64), dtype)
 
 
 # The convolution is linear in input, and codes have no derivative. So the two ops are

@@ -41,7 +41,7 @@ def squashed_and_lengths(poses, axes):
     length = 2.0 * tangent / (1.0 + tangent)
     factor = tf.where(zero, one, length / tf.where(zero, one, norm))
     for _ in axes:
-        factor = factor[..., tf.newaxis]
+        factor = tf.expand_dims(factor, -1)
     return poses * factor, length
 
 
@@ -56,7 +56,8 @@ def norms(poses, axes=(-2, -1)):
 
 def of_poses(values):
     """Returns numbers of each capsule, `[...]`, so that they broadcast over poses."""
-    return values[..., tf.newaxis, tf.newaxis]
+    # Not by indexing: TFLite's strided slices have at most 5 axes.
+    return tf.expand_dims(tf.expand_dims(values, -1), -1)
 
 
 def sums(poses):

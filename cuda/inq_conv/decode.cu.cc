@@ -1,0 +1,77 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Decodes weights, four a thread where they are a multiple of four.
+#include <cstdint>
+
+#include "cc/launch/inq_decode.h"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/types.cuh"
+
+namespace capsops::inq_decode {
+namespace {
+
+// S[kCount] as one access of memory.
+template <typename S, int kCount>
+struct alignas(sizeof(S) * kCount) Pack {
+  S values[kCount];
+};
+
+// Codes past the code book are zero.
+template <typename S, int kCount>
+__global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes, const S* scales,
+                             int64_t packs, int64_t columns, int levels,
+                             Pack<S, kCount>* weights) {
+  using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
+  const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (n >= packs) return;
+  const Pack<uint8_t, kCount> from = codes[n];
+  Pack<S, kCount> to;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int64_t column = columns == 1 ? 0 : (n * kCount + i) % columns;
+    const int code = from.values[i] - 1, level = code >> 1;
+    Wide weight = 0;
+    if (code >= 0 && level < levels) {
+      weight =
+          ldexp(code % 2 == 0 ? Wide{1} : Wide{-1}, -level) * Widen(scales[column]);
+    }
+    Narrow(weight, &to.values[i]);
+  }
+  weights[n] = to;
+}
+
+template <typename S, int kCount>
+LaunchError Run(const GpuExec& exec, const Problem& p, const uint8_t* codes,
+                const S* scales, S* weights) {
+  const int64_t packs = p.rows * p.columns / kCount;
+  if (packs == 0) return {};
+  constexpr int kThreads = 256;
+  const int64_t blocks = CeilDivide(packs, kThreads);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid("InqDecode", blocks));
+  return Launch("InqDecode", DecodeKernel<S, kCount>, blocks, kThreads, 0, exec,
+                reinterpret_cast<const Pack<uint8_t, kCount>*>(codes), scales, packs,
+                p.columns, 1 << (p.bits - 2),
+                reinterpret_cast<Pack<S, kCount>*>(weights));
+}
+
+}  // namespace
+
+template <typename T>
+DecodePlan<GpuExec, T> PlanDecode(const GpuExec&, const Problem& p) {
+  using Plan = DecodePlan<GpuExec, T>;
+  return Choose<Plan>(
+      "InqDecode",
+      {{"elementwise", [&] {
+          return Plan::Make(0, [p](const GpuExec& exec, const uint8_t* codes,
+                                   const T* scales, T* weights, void*) {
+            const auto run =
+                p.rows * p.columns % 4 == 0 ? Run<CudaType<T>, 4> : Run<CudaType<T>, 1>;
+            return run(exec, p, codes, Native(scales), Native(weights));
+          });
+        }}});
+}
+
+CAPSOPS_INSTANTIATE_PLANNER(PlanDecode, DecodePlan, GpuExec)
+
+}  // namespace capsops::inq_decode

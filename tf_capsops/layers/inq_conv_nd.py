@@ -1,0 +1,121 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Other convolutions of Keras with weights that are zero or powers of two."""
+
+import keras
+
+from tf_capsops.codes import checked_bits
+from tf_capsops.layers.coded import Coded
+from tf_capsops.registered import registered
+
+
+class _InCodes(Coded):
+    """The base of Keras layers that always hold codes."""
+
+    def __init__(self, filters, kernel_size, bits=5, **kwargs):
+        bits = checked_bits(type(self).__name__, bits)
+        super().__init__(filters, kernel_size, bits=bits, **kwargs)
+
+
+@registered
+class InqConv1D(_InCodes, keras.layers.Conv1D):
+    """A `keras.layers.Conv1D` with weights of few bits.
+
+    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
+    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
+    makes one from a `Conv1D`, and `set_kernel` quantizes weights.
+
+    Shapes are those of `keras.layers.Conv1D`. Weights: `codes`, uint8 of
+    the kernel's shape; `top_exponent`, an int64; `bias`.
+
+    Args:
+      filters, kernel_size: as for `keras.layers.Conv1D`.
+      bits, per_channel: as for `InqConv2D`.
+      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+
+    Raises:
+      ValueError: if one of these two is not as there.
+
+    >>> layer = tf_capsops.layers.InqConv1D(4, kernel_size=3, bits=4)
+    >>> layer(np.ones([2, 9, 3])).shape.as_list()
+    [2, 7, 4]
+    """
+
+
+@registered
+class InqConv3D(_InCodes, keras.layers.Conv3D):
+    """A `keras.layers.Conv3D` with weights of few bits.
+
+    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
+    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
+    makes one from a `Conv3D`, and `set_kernel` quantizes weights.
+
+    Shapes are those of `keras.layers.Conv3D`. Weights: `codes`, uint8 of
+    the kernel's shape; `top_exponent`, an int64; `bias`.
+
+    Args:
+      filters, kernel_size: as for `keras.layers.Conv3D`.
+      bits, per_channel: as for `InqConv2D`.
+      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+
+    Raises:
+      ValueError: if one of these two is not as there.
+
+    >>> layer = tf_capsops.layers.InqConv3D(4, kernel_size=3, bits=4)
+    >>> layer(np.ones([1, 5, 5, 5, 2])).shape.as_list()
+    [1, 3, 3, 3, 4]
+    """
+
+
+@registered
+class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
+    """A `keras.layers.Conv2DTranspose` with weights of few bits.
+
+    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
+    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
+    makes one from a `Conv2DTranspose`, and `set_kernel` quantizes weights.
+
+    Shapes are those of `keras.layers.Conv2DTranspose`. Weights: `codes`, uint8 of
+    the kernel's shape; `top_exponent`, an int64; `bias`.
+
+    Args:
+      filters, kernel_size: as for `keras.layers.Conv2DTranspose`.
+      bits, per_channel: as for `InqConv2D`.
+      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+
+    Raises:
+      ValueError: if one of these two is not as there.
+
+    >>> layer = tf_capsops.layers.InqConv2DTranspose(4, 2, bits=4, strides=2)
+    >>> layer(np.ones([1, 5, 5, 2])).shape.as_list()
+    [1, 10, 10, 4]
+    """
+
+    channel_axes = (-2,)
+
+
+@registered
+class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
+    """A `keras.layers.Conv3DTranspose` with weights of few bits.
+
+    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
+    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
+    makes one from a `Conv3DTranspose`, and `set_kernel` quantizes weights.
+
+    Shapes are those of `keras.layers.Conv3DTranspose`. Weights: `codes`, uint8 of
+    the kernel's shape; `top_exponent`, an int64; `bias`.
+
+    Args:
+      filters, kernel_size: as for `keras.layers.Conv3DTranspose`.
+      bits, per_channel: as for `InqConv2D`.
+      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+
+    Raises:
+      ValueError: if one of these two is not as there.
+
+    >>> layer = tf_capsops.layers.InqConv3DTranspose(4, 2, bits=4, strides=2)
+    >>> layer(np.ones([1, 3, 3, 3, 2])).shape.as_list()
+    [1, 6, 6, 6, 4]
+    """
+
+    channel_axes = (-2,)
