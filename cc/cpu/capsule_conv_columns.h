@@ -80,9 +80,12 @@ struct ColumnsPlan {
     rows = by_pixel && kGradient && small ? kTileRows / samples * samples : kTileRows;
     int64_t most =
         streams ? kBlockPanels : Min(Max(kPanelsBytes / panel_bytes, 1), kMostPanels);
-    if (streams &&
-        phases * CeilDivide(panels, most) * CeilDivide(pixels, kBlockPixels) < kTasks) {
-      most /= 2;
+    if (streams) {
+      const auto tasks = [&](int64_t fewest) {
+        return phases * CeilDivide(panels, most) * CeilDivide(pixels, fewest);
+      };
+      if (tasks(kBlockPixels) < kTasks) most /= 2;
+      if (tasks(kMinBlockPixels) < kTasks) most = 1;
     }
     groups = CeilDivide(panels, most);
     if (phases * groups == 0) return;

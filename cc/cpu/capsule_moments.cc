@@ -10,8 +10,9 @@
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kTasks = 32;   // number of tasks to aim for
-constexpr int64_t kWindows = 8;  // most windows per task; they read the same weights
+constexpr int64_t kTasks = 32;    // number of tasks to aim for
+constexpr int64_t kThreads = 16;  // threads to have as many tasks each, if tasks are few
+constexpr int64_t kWindows = 8;   // most windows per task; they read the same weights
 constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
 constexpr int64_t kParts = 16;            // most partial sums; each is written and read
 
@@ -24,7 +25,9 @@ Division Divide(const Problem& p) {
   const int64_t pair = s.matrix + p.has_prior * s.parents;
   d.pairs = pair == 0 ? 0 : Children(p);
   d.packed = d.pairs * pair;
-  d.windows = Max(Min(NumWindows(p) / kTasks, kWindows), 1);
+  const int64_t windows = Max(Min(NumWindows(p) / kTasks, kWindows), 1);
+  const int64_t tasks = RoundUp(CeilDivide(NumWindows(p), windows), kThreads);
+  d.windows = Max(CeilDivide(NumWindows(p), Max(tasks, 1)), 1);
   d.window_tasks = CeilDivide(NumWindows(p), d.windows);
   d.forward_scratch = WindowLayout<A>(p, d, s, false).size * sizeof(A);
   d.statistics_scratch = WindowLayout<A>(p, d, s, true).size * sizeof(A);

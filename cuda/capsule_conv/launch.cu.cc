@@ -77,19 +77,19 @@ ConvPlan<GpuExec, T> PlanBackpropInput(const GpuExec& exec, const Problem& p) {
 
 template <typename T>
 ConvPlan<GpuExec, T> PlanBackpropWeights(const GpuExec& exec, const Problem& p) {
-  const auto by_tma = [&] { return tma::PlanWeights<T>(exec, p); };
-  const auto by_wgmma = [&] { return wgmma::PlanWeights<T>(exec, p); };
+  const char* const op = BackpropWeights::kName;
+  const auto by_tma = [&] { return tma::PlanWeights<T>(op, exec, p); };
+  const auto by_wgmma = [&] { return wgmma::PlanWeights<T>(op, exec, p); };
   const TmaIsFaster tma(p, p.in_channels * p.pose_inner, false);
   return Choose<ConvPlan<GpuExec, T>>(
-      BackpropWeights::kName,
-      {{"tma", by_tma, tma.than_all},
-       {"gather", [&] { return gather::PlanWeights<T>(exec, p); }},
-       {"tma", by_tma, tma.than_quads},
-       {"wgmma", by_wgmma, wgmma::FillsBlocks(p)},
-       {"mma", [&] { return mma::PlanWeights<T>(exec, p); }},
-       {"wgmma", by_wgmma},
-       {"tma", by_tma},
-       {"fma", [&] { return fma::PlanWeights<T>(exec, p); }}});
+      op, {{"tma", by_tma, tma.than_all},
+           {"gather", [&] { return gather::PlanWeights<T>(op, exec, p); }},
+           {"tma", by_tma, tma.than_quads},
+           {"wgmma", by_wgmma, wgmma::FillsBlocks(p)},
+           {"mma", [&] { return mma::PlanWeights<T>(op, exec, p); }},
+           {"wgmma", by_wgmma},
+           {"tma", by_tma},
+           {"fma", [&] { return fma::PlanWeights<T>(op, exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ConvPlan, GpuExec)

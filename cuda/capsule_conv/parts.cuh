@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Split-K: blocks write partial sums, which a second kernel adds in a fixed order.
+// Plans of weight gradients by split-K.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,9 @@
 #include "cc/launch/capsule_conv.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
+#include "cuda/product/split_k.cuh"
 
 namespace capsops::capsule_conv {
-
-constexpr int kReduceElements = 32;  // elements per block
-
-// Writes the sum of `parts` arrays of `elements` elements to `out`. S is CudaType<T>
-// and A is Accumulator<T> of some T.
-template <typename S, typename A>
-LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
-                         int parts, const A* partial, S* out);
 
 // Plans a weight gradient of `weights` elements by split-K: the kernel of `plan` writes
 // `parts` partial sums of it.

@@ -9,14 +9,18 @@
 
 namespace capsops::capsule_conv {
 
-// PlanImage plans the forward convolution, or the input gradient if `gradient`. `op` is
-// the name used in error messages.
+// PlanImage plans the forward convolution, or the input gradient if `gradient`, and
+// PlanWeights the gradient of weights. `op` is the name used in error messages.
+#define CAPSOPS_DECLARE_PLAN_WEIGHTS                                    \
+  template <typename T>                                                 \
+  ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuExec& exec, \
+                                   const Problem& problem);
 #define CAPSOPS_DECLARE_CONV_PATH(path)                                  \
   namespace path {                                                       \
   template <typename T>                                                  \
   ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec,    \
                                  const Problem& problem, bool gradient); \
-  CAPSOPS_DECLARE_PLANNER(PlanWeights, ConvPlan, GpuExec)                \
+  CAPSOPS_DECLARE_PLAN_WEIGHTS                                           \
   }
 CAPSOPS_DECLARE_CONV_PATH(tma)
 CAPSOPS_DECLARE_CONV_PATH(wgmma)
@@ -29,8 +33,9 @@ namespace gather {
 template <typename Plan, typename T>
 Plan PlanImage(const char* op, const GpuExec& exec, const Problem& problem,
                bool gradient);
-CAPSOPS_DECLARE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_DECLARE_PLAN_WEIGHTS
 }  // namespace gather
+#undef CAPSOPS_DECLARE_PLAN_WEIGHTS
 
 namespace wgmma {
 // Whether the tiles of the weight gradient are full and numerous enough to beat `mma`.
@@ -44,7 +49,10 @@ BiasReluPlan<GpuExec, T> AddBiasRelu(const char* op, const Problem& problem,
 
 }  // namespace capsops::capsule_conv
 
-// Instantiates a path's PlanImage; use within its namespace.
+// Instantiate a path's planners; use within its namespace.
 #define CAPSOPS_INSTANTIATE_PLAN_IMAGE(T)                                 \
   template ConvPlan<GpuExec, T> PlanImage<T>(const char*, const GpuExec&, \
                                              const Problem&, bool);
+#define CAPSOPS_INSTANTIATE_PLAN_WEIGHTS(T)                                 \
+  template ConvPlan<GpuExec, T> PlanWeights<T>(const char*, const GpuExec&, \
+                                               const Problem&);

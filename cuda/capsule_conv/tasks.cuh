@@ -273,12 +273,12 @@ inline void SetOffsets(const Task& task, Product* p) {
 }  // namespace capsops::capsule_conv
 
 // Defines a path's PlanWeights by its PlanWeightsBy; use within its namespace.
-#define CAPSOPS_DEFINE_PLAN_WEIGHTS                                                 \
-  template <typename T>                                                             \
-  ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {         \
-    return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) {   \
-      return PlanWeightsBy<T, precision.value>(BackpropWeights::kName, exec.device, \
-                                               p);                                  \
-    });                                                                             \
-  }                                                                                 \
-  CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+#define CAPSOPS_DEFINE_PLAN_WEIGHTS                                               \
+  template <typename T>                                                           \
+  ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuExec& exec,           \
+                                   const Problem& p) {                            \
+    return PlanWithPrecision<ConvPlan<GpuExec, T>, T>(exec, [&](auto precision) { \
+      return PlanWeightsBy<T, precision.value>(op, exec.device, p);               \
+    });                                                                           \
+  }                                                                               \
+  CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_WEIGHTS)

@@ -81,10 +81,6 @@ struct RowState {
   float activation, maximum, scale, dot;
 };
 
-__device__ inline float At(const float* tensor, int64_t at) {
-  return tensor == nullptr ? 0 : tensor[at];
-}
-
 // Outputs of a pass, null if not wanted. With `scales` or `dots` a pass writes nothing
 // else. `partial` is [slots][kSums][kThreads], where the path has `Slots`.
 struct Results {

@@ -23,6 +23,7 @@
 #include "cuda/capsule_moments/inputs.cuh"
 #include "cuda/capsule_moments/samples.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/product/split_k.cuh"
 
 namespace capsops::capsule_moments {
 
@@ -41,12 +42,6 @@ template <typename S>
 LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                     const float* poses, const float* activations, S* grad_poses,
                     S* grad_activations);
-
-// Adds up the partial gradients of weights and prior. `grad_prior` may be null.
-template <typename S>
-LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, int parts,
-                     const float* weights, const float* prior, S* grad_weights,
-                     float* grad_prior);
 
 // Assigns offsets in a workspace, in bytes.
 struct WorkspaceLayout {
@@ -233,11 +228,16 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
                                         {grad.mass, grad.first, grad.second}, moments,
                                         to, parts, first, workspace);
         },
-        [p, parts](const GpuExec& exec, const Gradients<T>& to, void* workspace) {
-          return SumParts(exec, Backward::kName, p, parts.parts,
-                          Workspace::In<const float>(workspace, parts.weights),
-                          Workspace::In<const float>(workspace, parts.prior),
-                          to.weights, to.prior);
+        [parts, matrices = Children(p) * p.out_channels, size = p.pose_inner * kSide](
+            const GpuExec& exec, const Gradients<T>& to,
+            void* workspace) -> LaunchError {
+          const auto sum = [&](int64_t elements, int64_t at, auto* gradient) {
+            return ReduceSplits(exec, Backward::kName, elements, parts.parts,
+                                Workspace::In<const float>(workspace, at), gradient);
+          };
+          CAPSOPS_RETURN_IF_ERROR(sum(matrices * size, parts.weights, to.weights));
+          if (to.prior == nullptr) return {};
+          return sum(matrices, parts.prior, to.prior);
         });
   }
   return {};

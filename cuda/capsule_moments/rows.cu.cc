@@ -1,8 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels that reduce rows [position, k] to capsules, and that add up the partial
-// gradients of weights and prior.
+// Kernels that reduce rows [position, k] to capsules.
 #include <algorithm>
 #include <cstdint>
 
@@ -41,26 +40,6 @@ __global__ void __launch_bounds__(kThreads)
   });
   scales[i] = {maximum, 1 / sum};
   if (row_dots != nullptr) dots[i] = dot / sum;
-}
-
-// Adds up the partial gradients of weights and prior, one thread per number.
-template <typename N>
-__global__ void __launch_bounds__(kThreads)
-    PartsKernel(int64_t weights, int64_t priors, int parts, const float* weight_parts,
-                const float* prior_parts, N* grad_weights, float* grad_prior) {
-  TriggerDependentLaunch();
-  GridDependencySynchronize();
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < weights) {
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) sum += weight_parts[part * weights + i];
-    Narrow(sum, grad_weights + i);
-  }
-  if (i < priors && grad_prior != nullptr) {
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) sum += prior_parts[part * priors + i];
-    grad_prior[i] = sum;
-  }
 }
 
 // Adds up the gradients of capsules over their rows. A block does the capsules of one
@@ -133,22 +112,9 @@ LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                          activations, grad_poses, grad_activations);
 }
 
-template <typename S>
-LaunchError SumParts(const GpuExec& exec, const char* name, const Problem& p, int parts,
-                     const float* weights, const float* prior, S* grad_weights,
-                     float* grad_prior) {
-  const int64_t matrices = Children(p) * p.out_channels;
-  const int64_t numbers = matrices * p.pose_inner * kSide;
-  return LaunchDependent(name, PartsKernel<S>, CeilDivide(numbers, kThreads), kThreads,
-                         0, exec, numbers, matrices, parts, weights, prior,
-                         grad_weights, grad_prior);
-}
-
-#define CAPSOPS_INSTANTIATE(S)                                                       \
-  template LaunchError SumRows<S>(const GpuExec&, const char*, const Problem&,       \
-                                  const float*, const float*, S*, S*);               \
-  template LaunchError SumParts<S>(const GpuExec&, const char*, const Problem&, int, \
-                                   const float*, const float*, S*, float*);
+#define CAPSOPS_INSTANTIATE(S)                                                 \
+  template LaunchError SumRows<S>(const GpuExec&, const char*, const Problem&, \
+                                  const float*, const float*, S*, S*);
 CAPSOPS_INSTANTIATE(float)
 CAPSOPS_INSTANTIATE(__half)
 CAPSOPS_INSTANTIATE(__nv_bfloat16)

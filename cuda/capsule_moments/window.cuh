@@ -70,6 +70,12 @@ struct Moments {
   }
 };
 
+// Returns a number of an optional tensor, 0 where it is absent.
+template <typename S>
+__device__ S At(const S* tensor, int64_t at) {
+  return tensor == nullptr ? S{0} : tensor[at];
+}
+
 constexpr int64_t Capsules(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }

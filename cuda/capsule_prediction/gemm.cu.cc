@@ -1,50 +1,62 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction of any size by matrix products, one per input capsule.
-#include <algorithm>
+// Capsule prediction of any size by the matrix products of cuda/capsule_conv/fma. With
+// capsules as the pose matrices of a single pixel, the gradient of input is a
+// convolution of `grad`, and output is that convolution's input gradient.
 #include <cstdint>
 #include <string>
 
+#include "cc/launch/capsule_conv.h"
 #include "cc/launch/capsule_prediction.h"
+#include "cuda/capsule_conv/paths.h"
 #include "cuda/capsule_prediction/paths.h"
-#include "cuda/common/batched_gemm.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/common/types.cuh"
 
 namespace capsops::capsule_prediction::gemm {
 
-template <typename T>
-ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
-  using Plan = ForwardPlan<GpuExec, T>;
-  const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  CAPSOPS_REFUSE_IF(GridRefusal(GemmBlocks(i, p.batch, n)));
-  return Plan::Make(
-      0, [i, n, batch = p.batch, k = p.in_dim](const GpuExec& exec, const T* input,
-                                               const T* weights, T* output, void*) {
-        return BatchedGemm<T>(
-            exec, Forward::kName, i, batch, n, k, {Native(input), k, i * k, 1},
-            {Native(weights), n * k, 1, k}, {Native(output), n, i * n, 1});
-      });
+namespace fma = capsule_conv::fma;
+
+// Multiplies row [columns] of each of in_caps matrices by [columns, in_dim].
+inline capsule_conv::Problem AsConvolution(const Problem& p) {
+  capsule_conv::Problem conv;
+  conv.batch = p.batch;
+  conv.in_height = conv.in_width = conv.in_channels = 1;
+  conv.kernel_height = conv.kernel_width = 1;
+  conv.out_height = conv.out_width = conv.out_channels = 1;
+  conv.pose_depth = p.in_caps;
+  conv.pose_rows = 1;
+  conv.pose_inner = p.out_caps * p.out_dim;
+  conv.pose_columns = p.in_dim;
+  return conv;
+}
+
+// Plans without split-K, which would need a workspace.
+inline GpuExec Whole(GpuExec exec) {
+  exec.device.processors = 0;
+  return exec;
 }
 
 template <typename T>
-BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  return fma::PlanImage<T>(Forward::kName, Whole(exec), AsConvolution(p), true);
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
-  const int64_t i = p.in_caps, n = p.out_caps * p.out_dim;
-  CAPSOPS_REFUSE_IF(GridRefusal(
-      std::max(GemmBlocks(i, p.batch, p.in_dim), GemmBlocks(i, n, p.in_dim))));
+  const char* const op = Backward::kName;
+  const auto conv = AsConvolution(p);
+  const auto of_input = fma::PlanImage<T>(op, Whole(exec), conv, false);
+  const auto of_weights = fma::PlanWeights<T>(op, Whole(exec), conv);
+  CAPSOPS_REFUSE_IF(of_input.error.text());
+  CAPSOPS_REFUSE_IF(of_weights.error.text());
   return Plan::Make(
       0,
-      [i, n, batch = p.batch, k = p.in_dim](
-          const GpuExec& exec, const T* grad, const T* input, const T* weights,
+      [=](const GpuExec& exec, const T* grad, const T* input, const T* weights,
           T* grad_input, T* grad_weights, void*) -> LaunchError {
-        CAPSOPS_RETURN_IF_ERROR(BatchedGemm<T>(
-            exec, Backward::kName, i, batch, k, n, {Native(grad), n, i * n, 1},
-            {Native(weights), n * k, k, 1}, {Native(grad_input), k, i * k, 1}));
-        return BatchedGemm<T>(exec, Backward::kName, i, n, k, batch,
-                              {Native(grad), n, 1, i * n}, {Native(input), k, i * k, 1},
-                              {Native(grad_weights), n * k, k, 1});
+        CAPSOPS_RETURN_IF_ERROR(of_input.run(exec, grad, weights, grad_input, nullptr));
+        return of_weights.run(exec, grad, input, grad_weights, nullptr);
       });
 }
 

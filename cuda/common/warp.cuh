@@ -67,6 +67,24 @@ __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   }
 }
 
+// Return the sum and the maximum over the warp, in all lanes.
+template <typename A>
+__device__ A SumOfWarp(A value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(~0u, value, offset);
+  }
+  return value;
+}
+template <typename A>
+__device__ A MaxOfWarp(A value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value = max(value, __shfl_xor_sync(~0u, value, offset));
+  }
+  return value;
+}
+
 // Sums each of the K elements over the warp in a fixed order; lane l returns the sum of
 // element l / (32 / K). Each step halves the elements per lane, so this takes K - 1 +
 // log2(32 / K) shuffles instead of 5 K.

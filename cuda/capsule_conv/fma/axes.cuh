@@ -106,7 +106,8 @@ struct Product {
   Phases vertical, horizontal;  // only in the input gradient; elsewhere count is 0
   int64_t elements;             // total elements of out
   int64_t row_tiles, column_tiles;
-  int parts;  // split-K parts
+  int parts;    // split-K parts
+  bool vector;  // whether a thread's columns are contiguous and aligned in `out`
 };
 
 // Computes the digits of `index` on an axis, and its position.

@@ -177,9 +177,10 @@ inline Product InputProduct(const Problem& p) {
 }
 
 template <typename T, int kColumns>
-LaunchError LaunchProduct(const GpuExec& exec, const char* op, const Product& z,
+LaunchError LaunchProduct(const GpuExec& exec, const char* op, Product z,
                           int64_t blocks, const T* left, const T* right, T* out,
                           void* partial) {
+  z.vector = z.column_inner % kEachColumns == 0 && Aligned16(out);
   return Launch(op, ProductKernel<CudaType<T>, Accumulator<T>, kColumns>, blocks,
                 kThreads, 0, exec, z, left, right, out,
                 static_cast<Accumulator<T>*>(partial));
@@ -251,11 +252,12 @@ ConvPlan<GpuExec, T> PlanImage(const char* op, const GpuExec& exec, const Proble
 }
 
 template <typename T>
-ConvPlan<GpuExec, T> PlanWeights(const GpuExec& exec, const Problem& p) {
-  return PlanProduct<T>(BackpropWeights::kName, exec.device, p, WeightsProduct(p));
+ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuExec& exec,
+                                 const Problem& p) {
+  return PlanProduct<T>(op, exec.device, p, WeightsProduct(p));
 }
 
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_IMAGE)
-CAPSOPS_INSTANTIATE_PLANNER(PlanWeights, ConvPlan, GpuExec)
+CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_PLAN_WEIGHTS)
 
 }  // namespace capsops::capsule_conv::fma

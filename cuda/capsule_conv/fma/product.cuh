@@ -77,12 +77,11 @@ __device__ inline int Saturate(int64_t value) {
   return static_cast<int>(max(int64_t{INT32_MIN}, min(int64_t{INT32_MAX}, value)));
 }
 
-// Epilogue: stores a thread's sums. Its columns are contiguous if `vector`.
+// Epilogue: stores a thread's sums.
 template <typename A, typename To, int N>
 __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t rows,
                           int row, int64_t column,
                           const A (&sum)[kEachRows][kEachColumns], To* to) {
-  const bool vector = z.column_inner % kEachColumns == 0;
   int64_t at[kEachColumns];
 #pragma unroll
   for (int c = 0; c < kEachColumns; ++c) {
@@ -94,7 +93,7 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
     const int i = row + r % 4 + r / 4 * (N / 2);
     if (i >= rows || column >= z.columns) continue;
     To* const line = to + table.out[i];
-    if (vector) {
+    if (z.vector) {
       Pack<To, kEachColumns> pack;
 #pragma unroll
       for (int c = 0; c < kEachColumns; ++c) Narrow(sum[r][c], &pack.at[c]);

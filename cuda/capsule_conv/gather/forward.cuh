@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
           SetWord(1, four.w, &b[1]);
 #pragma unroll
           for (int m = 0; m < kTiles; ++m) {
-            MultiplyAdd(a[m], b[0], sums[m][n]);
-            MultiplyAdd(a[m], b[1], sums[m][n + 1]);
+            Accumulate(a[m], b[0], sums[m][n]);
+            Accumulate(a[m], b[1], sums[m][n + 1]);
           }
         }
       }

@@ -121,18 +121,4 @@ __device__ void SetWord(int n, float x, Operand<N, kTf32>* operand) {
   }
 }
 
-// c += a b. Split operands are added in float, as tensor cores truncate sums.
-template <Tf32 kTf32>
-__device__ void MultiplyAdd(const Operand<4, kTf32>& a, const Operand<2, kTf32>& b,
-                            float (&c)[4]) {
-  if constexpr (kTf32 == Tf32::kSplit) {
-    float sum[4] = {};
-    Multiply(a, b, sum);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) c[e] += sum[e];
-  } else {
-    Multiply(a, b, c);
-  }
-}
-
 }  // namespace capsops::capsule_conv::gather

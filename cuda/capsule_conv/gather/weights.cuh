@@ -172,8 +172,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
         Operand<2, kTf32> b;
         SetWord(0, taps[n][upper], &b);
         SetWord(1, taps[n][lower], &b);
-        MultiplyAdd(a[0], b, sums[0][n]);
-        MultiplyAdd(a[1], b, sums[1][n]);
+        Accumulate(a[0], b, sums[0][n]);
+        Accumulate(a[1], b, sums[1][n]);
       }
       if (++slot == kStages) slot = 0;
       if (++prefetch_slot == kStages) prefetch_slot = 0;

@@ -46,16 +46,10 @@ __global__ void PackKernel(const Filter filter, const Order order, const Axis ve
   TriggerDependentLaunch();
   const int64_t index = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (index >= words) return;
-  const int t = index % 4;
-  int64_t rest = index / 4;
-  const auto next = [&](int size) {
-    const int at = static_cast<int>(rest % size);
-    rest /= size;
-    return at;
-  };
-  const int column = next(columns), which = next(2), step = next(order.steps);
-  const int chunk = next(order.chunks), column_block = next(order.column_blocks);
-  const int depth = static_cast<int>(rest);
+  Digits<int64_t> digits(index);
+  const int t = digits.Next(4), column = digits.Next(columns), which = digits.Next(2);
+  const int step = digits.Next(order.steps), chunk = digits.Next(order.chunks);
+  const int column_block = digits.Next(order.column_blocks), depth = digits.rest;
 
   constexpr bool kFloat = std::is_same_v<S, float>;
   const int quad = step * kStepQuads<S> + (kFloat ? t / 2 : t);

@@ -12,11 +12,6 @@
 
 namespace capsops::capsule_conv::tma {
 
-inline Phase MakePhase(const Axis& axis, int target_offset) {
-  return {axis.points, axis.taps, axis.first,   axis.every,
-          axis.offset, axis.step, target_offset};
-}
-
 // One axis of the forward product or of the input gradient.
 inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   TileAxis axis{};
@@ -25,15 +20,13 @@ inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
     axis.source = static_cast<int>(p.out);
     axis.stride = 1;
     axis.target_stride = static_cast<int>(p.stride);
-    for (int n = 0; n < axis.phases; ++n) {
-      axis.phase[n] = MakePhase(PhaseAxis(p, n), n);
-    }
+    for (int n = 0; n < axis.phases; ++n) axis.phase[n] = PhaseAxis(p, n);
   } else {
     axis.phases = 1;
     axis.source = static_cast<int>(p.in);
     axis.stride = static_cast<int>(p.stride);
     axis.target_stride = 1;
-    axis.phase[0] = MakePhase(ForwardAxis(p), 0);
+    axis.phase[0] = ForwardAxis(p);
   }
   return axis;
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "cuda/capsule_conv/patch.cuh"
 #include "cuda/capsule_conv/tma/steps.cuh"
 #include "cuda/common/tensor_map.cuh"
 
@@ -17,26 +18,21 @@ namespace capsops::capsule_conv::tma {
 constexpr int kMaxPhases = 8;  // phases per axis
 constexpr int kMaxAxisTiles = 512;
 
-// One phase of an axis. Point t is target pixel t * target_stride + target_offset; with
-// filter tap first + j * every it reads source pixel t * stride + offset + j * step.
-struct Phase {
-  int points, taps, first, every, offset, step, target_offset;
-};
-
 // One tile along one axis.
 struct AxisTile {
   int source;                    // source pixel of the first point and first tap
-  int taps, first, every, step;  // taps that read any pixel, as in Phase
+  int taps, first, every, step;  // taps that read any pixel, as in Axis
   int target, points;  // first target pixel; points from there to the phase's end
 };
 
-// An axis: its phases, each divided into tiles of `box` points.
+// An axis: its phases, each divided into tiles of `box` points. Point t of phase n is
+// target pixel t * target_stride + n.
 struct TileAxis {
   int phases, tiles;
   int box;     // points per tile
   int source;  // source pixels
   int stride, target_stride;
-  Phase phase[kMaxPhases];
+  Axis phase[kMaxPhases];
 
   __host__ __device__ int TilesOf(int n) const {
     return (phase[n].points + box - 1) / box;
@@ -44,7 +40,7 @@ struct TileAxis {
   __host__ __device__ AxisTile At(int tile) const {
     int n = 0;
     while (tile >= TilesOf(n)) tile -= TilesOf(n++);
-    const Phase& p = phase[n];
+    const Axis& p = phase[n];
     const int point = tile * box, left = p.points - point;
     const int low = point * stride + p.offset;
     const int high = low + ((left < box ? left : box) - 1) * stride;
@@ -57,7 +53,7 @@ struct TileAxis {
             p.first + begin * p.every,
             p.every,
             p.step,
-            point * target_stride + p.target_offset,
+            point * target_stride + n,
             left};
   }
 };

@@ -22,21 +22,6 @@ __device__ inline int64_t ItemStep() { return int64_t{gridDim.x} * blockDim.x; }
 __device__ inline float Exp(float x) { return expf(x); }
 __device__ inline double Exp(double x) { return exp(x); }
 
-template <typename S>
-__device__ S SumOfWarp(S value) {
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(~0u, value, offset);
-  }
-  return value;
-}
-template <typename S>
-__device__ S MaxOfWarp(S value) {
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    value = max(value, __shfl_xor_sync(~0u, value, offset));
-  }
-  return value;
-}
-
 // Returns one number of a vote from a row of the pose and a column of the weights.
 template <typename S, typename N>
 __device__ S Vote(const Problem& p, const N* pose, const N* weights) {
@@ -45,12 +30,6 @@ __device__ S Vote(const Problem& p, const N* pose, const N* weights) {
     vote += Widen(pose[q]) * Widen(weights[q * p.pose_columns]);
   }
   return vote;
-}
-
-// Returns a number of an optional tensor, 0 where it is absent.
-template <typename S>
-__device__ S Get(const S* tensor, int64_t at) {
-  return tensor == nullptr ? S{0} : tensor[at];
 }
 
 template <typename T>
@@ -73,16 +52,16 @@ __global__ void __launch_bounds__(kThreads)
     if (capsule >= 0) {
       const auto* pose = in.poses + capsule * p.pose_rows * p.pose_inner;
       const auto* weights = in.weights + (k * outs + o) * p.pose_inner * p.pose_columns;
-      logit = Get(in.prior, k * outs + o) + Get(in.bias, parent);
+      logit = At(in.prior, k * outs + o) + At(in.bias, parent);
       if (dq != nullptr) gradient = grad.mass[parent];
       int64_t at = parent * size;
       for (int64_t row = 0; row < p.pose_rows; ++row, pose += p.pose_inner) {
         for (int64_t column = 0; column < p.pose_columns; ++column, ++at) {
           const S vote = Vote<S>(p, pose, weights + column);
-          const S u = vote - Get(in.center, at);
-          logit += Get(in.linear, at) * vote - S{0.5} * Get(in.precision, at) * u * u;
+          const S u = vote - At(in.center, at);
+          logit += At(in.linear, at) * vote - S{0.5} * At(in.precision, at) * u * u;
           if (dq != nullptr) {
-            gradient += Get(grad.first, at) * u + Get(grad.second, at) * u * u;
+            gradient += At(grad.first, at) * u + At(grad.second, at) * u * u;
           }
         }
       }

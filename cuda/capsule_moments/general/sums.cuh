@@ -43,7 +43,7 @@ __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t pare
   const int64_t outs = p.out_channels, size = VoteSize(p), children = Children(p);
   const int64_t position = parent / outs, o = parent - position * outs;
   const bool any = h < size;
-  const S center = any ? Get(in.center, parent * size + h) : S{0};
+  const S center = any ? At(in.center, parent * size + h) : S{0};
   const int64_t row = any ? h / p.pose_columns : 0;
   const auto* poses = in.poses + row * p.pose_inner;
   const auto* weights = in.weights + (any ? h - row * p.pose_columns : 0);
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(kThreads)
     if (out.linear != nullptr) out.linear[i] = votes;
     if (out.precision != nullptr) out.precision[i] = S{-0.5} * second;
     if (out.center != nullptr) {
-      out.center[i] = Get(in.precision, i) * first -
-                      moments.mass[parent] * Get(grad.first, i) -
-                      2 * Get(moments.first, i) * Get(grad.second, i);
+      out.center[i] = At(in.precision, i) * first -
+                      moments.mass[parent] * At(grad.first, i) -
+                      2 * At(moments.first, i) * At(grad.second, i);
     }
   }
 }
@@ -127,9 +127,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T, typename S = Statistic<T>>
 __device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
                           int64_t at, S vote, S q, S dz) {
-  const S u = vote - Get(in.center, at);
-  return q * (Get(grad.first, at) + 2 * Get(grad.second, at) * u) +
-         dz * (Get(in.linear, at) - Get(in.precision, at) * u);
+  const S u = vote - At(in.center, at);
+  return q * (At(grad.first, at) + 2 * At(grad.second, at) * u) +
+         dz * (At(in.linear, at) - At(in.precision, at) * u);
 }
 
 // Computes the gradients of poses.

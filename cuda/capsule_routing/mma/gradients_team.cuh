@@ -76,15 +76,6 @@ __device__ inline float SumOverRows(float value) {
   return value;
 }
 
-// sum += <x, y>, for each of two rows.
-__device__ inline void AddProducts(const float (&x)[4], const float4& y,
-                                   float (&sum)[2]) {
-  sum[0] += x[0] * y.x;
-  sum[0] += x[1] * y.y;
-  sum[1] += x[2] * y.z;
-  sum[1] += x[3] * y.w;
-}
-
 // sum += factors x, for each of two rows.
 __device__ inline void AddScaled(const float (&factors)[2], const float4& x,
                                  float (&sum)[4]) {

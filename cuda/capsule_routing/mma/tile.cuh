@@ -102,13 +102,13 @@ __device__ inline void Add(const float4& x, float4* to) {
   to->w += x.w;
 }
 
-// sum += x y, element by element.
-__device__ inline void AddProducts(const float (&x)[4], const float4& y,
-                                   float (&sum)[4]) {
+// Adds the products of x and y to N sums: of each element, or of both rows' pairs.
+template <int N>
+__device__ void AddProducts(const float (&x)[4], const float4& y, float (&sum)[N]) {
   sum[0] += x[0] * y.x;
-  sum[1] += x[1] * y.y;
-  sum[2] += x[2] * y.z;
-  sum[3] += x[3] * y.w;
+  sum[N / 4] += x[1] * y.y;
+  sum[N / 2] += x[2] * y.z;
+  sum[N - 1] += x[3] * y.w;
 }
 
 }  // namespace capsops::capsule_routing::mma

@@ -181,10 +181,10 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
             }
           };
           each([&](int q, int m) {
-            MultiplyAddOf<kLeft<S>, kRight<S>, true>(v[q][m][0], b[0], p[q][m]);
+            MultiplyAdd<kLeft<S>, kRight<S>, true>(v[q][m][0], b[0], p[q][m]);
           });
           each([&](int q, int m) {
-            MultiplyAddOf<kLeft<S>, kRight<S>>(v[q][m][1], b[1], p[q][m]);
+            MultiplyAdd<kLeft<S>, kRight<S>>(v[q][m][1], b[1], p[q][m]);
           });
           Pack<A, 2> inputs[kEach][2];
 #pragma unroll
@@ -356,18 +356,12 @@ __device__ void FirstShares(int out_caps, int lane, const S* logits, A factor, A
   for (int j = lane; j < out_caps; j += kLanes) {
     maximum = fmax(maximum, A{Widen(logits[j])});
   }
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    maximum = fmax(maximum, __shfl_xor_sync(~0u, maximum, offset));
-  }
+  maximum = MaxOfWarp(maximum);
   for (int j = lane; j < out_caps; j += kLanes) {
     c[j] = ExpBelow(A{Widen(logits[j])}, maximum);
     sum += c[j];
   }
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, offset);
-  }
+  sum = SumOfWarp(sum);
   for (int j = lane; j < out_caps; j += kLanes) c[j] *= factor / sum;
 }
 

@@ -227,11 +227,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       const A* const dc = first_sums + n * z.out_caps;
       A mean = 0;
       for (int j = place.lane; j < z.out_caps; j += kLanes) mean += c[j] * dc[j];
-#pragma unroll
-      for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-        mean += __shfl_xor_sync(~0u, mean, offset);
-      }
-      mean *= kScale<A>;
+      mean = SumOfWarp(mean) * kScale<A>;
       for (int j = place.lane; j < z.out_caps; j += kLanes) {
         const A sum = logits_sums[n * z.out_caps + j] + c[j] * (dc[j] - mean);
         Narrow(sum * kScale<A>, grad_logits + (i0 + n) * z.out_caps + j);

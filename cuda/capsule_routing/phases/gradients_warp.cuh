@@ -204,11 +204,11 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
       }
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        MultiplyAddOf<kLeft<S>, kRight<S>>(by_sample[h], weights[h], by_input);
+        MultiplyAdd<kLeft<S>, kRight<S>>(by_sample[h], weights[h], by_input);
         Fragment<2, A> b;
         b.Set(0, x.At(i0, n, h * 8 + 2 * place.t, k));
         b.Set(1, x.At(i0, n, h * 8 + 2 * place.t + 1, k));
-        MultiplyAddOf<kLeft<S>, kRight<S>>(by_element[h], b, sum);
+        MultiplyAdd<kLeft<S>, kRight<S>>(by_element[h], b, sum);
       }
       *reinterpret_cast<Pack<A, 4>*>(to) = *reinterpret_cast<Pack<A, 4>*>(by_input);
       to += 4 * kLanes;

@@ -118,7 +118,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
               // In the first iteration, c is multiplied into the right operand.
               constexpr Tf32 kA = kFirst ? kRight<S> : kLeft<S>;
               constexpr Tf32 kB = kFirst ? kLeft<S> : kRight<S>;
-              MultiplyAddOf<kA, kB>(a, b[h], sum[m][h]);
+              MultiplyAdd<kA, kB>(a, b[h], sum[m][h]);
             }
           }
         }

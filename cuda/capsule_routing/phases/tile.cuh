@@ -72,23 +72,43 @@ __device__ A Rounded(A x) {
   return std::is_same_v<S, float> ? x * Debias<A>(false) : x;
 }
 
+// Precision of the two operands if the right one has elements S.
+template <typename S>
+constexpr Tf32 kLeft = kIsSplit<S> ? Tf32::kSplit : Tf32::kExact;
+template <typename S>
+constexpr Tf32 kRight = std::is_same_v<S, Split<float>> ? Tf32::kSplit : Tf32::kExact;
+
+template <Tf32 kTf32, int N>
+__device__ Operand<N, kTf32> OperandOf(const Fragment<N, float>& numbers) {
+  Operand<N, kTf32> operand;
+#pragma unroll
+  for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
+  return operand;
+}
+
 // c += a b, or c = a b if kSet. Lane (g, t) has these elements:
 //   a  (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)
 //   b  (t, g), (t + 4, g)
 //   c  (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)
-template <bool kSet = false>
+// Tensor cores truncate sums, and that error accumulates; products of split operands
+// are therefore added to c in float.
+template <Tf32 kA, Tf32 kB, bool kSet = false>
 __device__ void MultiplyAdd(const Fragment<4, float>& a, const Fragment<2, float>& b,
                             float (&c)[4]) {
-  const uint32_t a_bits[4] = {__float_as_uint(a.at[0]), __float_as_uint(a.at[1]),
-                              __float_as_uint(a.at[2]), __float_as_uint(a.at[3])};
-  const uint32_t b_bits[2] = {__float_as_uint(b.at[0]), __float_as_uint(b.at[1])};
-  if constexpr (kSet) {
-    SetToProduct(a_bits, b_bits, c);
+  const auto left = OperandOf<kA>(a);
+  const auto right = OperandOf<kB>(b);
+  if constexpr (kA != Tf32::kExact || kB != Tf32::kExact) {
+    float product[4] = {};
+    Multiply(left, right, product);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) c[e] = kSet ? product[e] : c[e] + product[e];
+  } else if constexpr (kSet) {
+    SetToProduct(left.high, right.high, c);
   } else {
-    Multiply(a_bits, b_bits, c);
+    Multiply(left.high, right.high, c);
   }
 }
-template <bool kSet = false>
+template <Tf32, Tf32, bool kSet = false>
 __device__ void MultiplyAdd(const Fragment<4, double>& a, const Fragment<2, double>& b,
                             double (&c)[4]) {
   if constexpr (kSet) c[0] = c[1] = c[2] = c[3] = 0;
@@ -106,42 +126,13 @@ __device__ void MultiplyAdd(const Fragment<4, double>& a, const Fragment<2, doub
 #endif
 }
 
-// Precision of the two operands if the right one has elements S.
-template <typename S>
-constexpr Tf32 kLeft = kIsSplit<S> ? Tf32::kSplit : Tf32::kExact;
-template <typename S>
-constexpr Tf32 kRight = std::is_same_v<S, Split<float>> ? Tf32::kSplit : Tf32::kExact;
-
-template <Tf32 kTf32, int N>
-__device__ Operand<N, kTf32> OperandOf(const Fragment<N, float>& numbers) {
-  Operand<N, kTf32> operand;
-#pragma unroll
-  for (int n = 0; n < N; ++n) SetFinite<kTf32>(n, numbers.at[n], &operand);
-  return operand;
-}
-
-// MultiplyAdd for any precision. Tensor cores truncate sums, and that error
-// accumulates; products of split operands are therefore added to c in float.
-template <Tf32 kA, Tf32 kB, bool kSet = false, typename A>
-__device__ void MultiplyAddOf(const Fragment<4, A>& a, const Fragment<2, A>& b,
-                              A (&c)[4]) {
-  if constexpr (kA == Tf32::kExact && kB == Tf32::kExact) {
-    MultiplyAdd<kSet>(a, b, c);
-  } else {
-    float product[4] = {};
-    Multiply(OperandOf<kA>(a), OperandOf<kB>(b), product);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) c[e] = kSet ? product[e] : c[e] + product[e];
-  }
-}
-
 // Adds the row sums of a to those columns of c whose lanes have 1, and not 0, in `one`.
 template <typename S, typename A>
 __device__ void AddRows(const Fragment<4, A>& a, A one, A (&c)[4]) {
   Fragment<2, A> b;
   b.Set(0, one);
   b.Set(1, one);
-  MultiplyAddOf<kLeft<S>, Tf32::kExact>(a, b, c);
+  MultiplyAdd<kLeft<S>, Tf32::kExact>(a, b, c);
 }
 
 // Input capsules whose weights a lane loads at once.

@@ -257,10 +257,7 @@ struct Block {
       c[j] = is_first ? logits[j] : c[j] + logits[j];
       maximum = max(maximum, c[j]);  // a NaN makes the sum NaN
     }
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-      maximum = max(maximum, __shfl_xor_sync(~0u, maximum, offset));
-    }
+    maximum = MaxOfWarp(maximum);
 #pragma unroll 1
     for (int j = lane; j < z.out_caps; j += kLanes) {
       c[j] = ExpBelow(c[j], maximum);

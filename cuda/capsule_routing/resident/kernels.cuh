@@ -147,12 +147,12 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
 template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     ForwardKernel(Sizes z, const S* __restrict__ input, const S* __restrict__ weights,
-                  const S* __restrict__ logits, Message<A>* messages,
-                  S* __restrict__ output, A* __restrict__ sums) {
+                  const S* __restrict__ logits, S* __restrict__ output,
+                  A* __restrict__ sums, void* messages) {
   extern __shared__ __align__(16) unsigned char shared[];
   Arrays<A> at;
   Divide(z, false, reinterpret_cast<A*>(shared), &at);
-  const Block<S, A, kRun> block{z, at, messages};
+  const Block<S, A, kRun> block{z, at, static_cast<Message<A>*>(messages)};
   const auto grid = cooperative_groups::this_grid();
   const int depth = z.depth();
   decltype(grid.barrier_arrive()) cleared;
@@ -195,13 +195,13 @@ template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     BackwardKernel(Sizes z, const S* __restrict__ grad, const S* __restrict__ input,
                    const S* __restrict__ weights, const S* __restrict__ logits,
-                   const A* __restrict__ sums, Message<A>* messages,
-                   S* __restrict__ grad_input, S* __restrict__ grad_weights,
-                   S* __restrict__ grad_logits) {
+                   const A* __restrict__ sums, S* __restrict__ grad_input,
+                   S* __restrict__ grad_weights, S* __restrict__ grad_logits,
+                   void* messages) {
   extern __shared__ __align__(16) unsigned char shared[];
   Arrays<A> at;
   Divide(z, true, reinterpret_cast<A*>(shared), &at);
-  const Block<S, A, kRun> block{z, at, messages};
+  const Block<S, A, kRun> block{z, at, static_cast<Message<A>*>(messages)};
   const auto grid = cooperative_groups::this_grid();
   const int vector = z.vector(), depth = z.depth(), last = z.iterations - 1;
   const int rows = z.batch * z.caps * z.out_caps;  // c and g of one iteration

@@ -16,9 +16,6 @@
 
 namespace capsops::capsule_routing::resident {
 
-using Quads = std::integral_constant<int, kQuad>;
-using Single = std::integral_constant<int, 1>;
-
 // Limit of a block's input capsules, which a thread adds up sequentially: longer sums
 // would be less accurate.
 constexpr int64_t kMaxCaps = 64;
@@ -96,48 +93,37 @@ struct Fit {
   }
 };
 
+// Plans a kernel, which exists for input capsules of whole quads and of any size.
+template <typename Plan, typename A, auto kOfQuads, auto kOfAny>
+Plan PlanKernel(const char* name, const GpuExec& exec, const Problem& p,
+                bool backward) {
+  const Fit<A> fit(exec.device, p, backward);
+  CAPSOPS_REFUSE_IF(fit.obstacle);
+  return Plan::Make(
+      int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
+      [name, z = fit.z, quads = fit.quads, shared = fit.shared](const GpuExec& exec,
+                                                                auto... pointers) {
+        return quads ? LaunchCooperative<kOfQuads>(name, z.blocks, kThreads, shared,
+                                                   exec, z, pointers...)
+                     : LaunchCooperative<kOfAny>(name, z.blocks, kThreads, shared, exec,
+                                                 z, pointers...);
+      });
+}
+
 template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
-  using Plan = ForwardPlan<GpuExec, T>;
+  using S = CudaType<T>;
   using A = Accumulator<T>;
-  const Fit<A> fit(exec.device, p, false);
-  CAPSOPS_REFUSE_IF(fit.obstacle);
-  return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
-                    [z = fit.z, quads = fit.quads, shared = fit.shared](
-                        const GpuExec& exec, const T* input, const T* weights,
-                        const T* logits, T* output, A* sums, void* workspace) {
-                      const auto launch = [&](auto run) {
-                        constexpr auto kernel = ForwardKernel<CudaType<T>, A, run>;
-                        return LaunchCooperative<kernel>(
-                            kForwardName, z.blocks, kThreads, shared, exec, z, input,
-                            weights, logits, static_cast<Message<A>*>(workspace),
-                            output, sums);
-                      };
-                      return quads ? launch(Quads{}) : launch(Single{});
-                    });
+  return PlanKernel<ForwardPlan<GpuExec, T>, A, ForwardKernel<S, A, kQuad>,
+                    ForwardKernel<S, A, 1>>(kForwardName, exec, p, false);
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
-  using Plan = BackwardPlan<GpuExec, T>;
+  using S = CudaType<T>;
   using A = Accumulator<T>;
-  const Fit<A> fit(exec.device, p, true);
-  CAPSOPS_REFUSE_IF(fit.obstacle);
-  return Plan::Make(int64_t{fit.z.blocks + 1} * fit.z.vector() * sizeof(Message<A>),
-                    [z = fit.z, quads = fit.quads, shared = fit.shared](
-                        const GpuExec& exec, const T* grad, const T* input,
-                        const T* weights, const T* logits, const A* sums, T* grad_input,
-                        T* grad_weights, T* grad_logits, void* workspace) {
-                      const auto launch = [&](auto run) {
-                        constexpr auto kernel = BackwardKernel<CudaType<T>, A, run>;
-                        return LaunchCooperative<kernel>(
-                            kBackwardName, z.blocks, kThreads, shared, exec, z, grad,
-                            input, weights, logits, sums,
-                            static_cast<Message<A>*>(workspace), grad_input,
-                            grad_weights, grad_logits);
-                      };
-                      return quads ? launch(Quads{}) : launch(Single{});
-                    });
+  return PlanKernel<BackwardPlan<GpuExec, T>, A, BackwardKernel<S, A, kQuad>,
+                    BackwardKernel<S, A, 1>>(kBackwardName, exec, p, true);
 }
 
 CAPSOPS_INSTANTIATE_PATH(GpuExec)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The second kernel of split-K: reduces partial sums.
-#include "cuda/capsule_conv/parts.cuh"
+#include "cuda/product/split_k.cuh"
 
 #include <cstdint>
 #include <type_traits>
@@ -10,7 +10,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 
-namespace capsops::capsule_conv {
+namespace capsops {
 
 // out = the sum of `parts` arrays of `elements`. kThreads threads share an element.
 template <typename S, typename A, int kThreads>
@@ -56,4 +56,4 @@ LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 
-}  // namespace capsops::capsule_conv
+}  // namespace capsops
