@@ -66,7 +66,7 @@ def run(args):
     if parts:
         return _draw(args, directory, _of_parts(args, model, dataset, directory))
     draws, routes = isinstance(model, Autoencoder), _routes(model)
-    redraws = draws or _redraws(model)
+    redraws = networks.redraws(model)
     if not (redraws or routes):
         raise CommandError(
             f"the {model.name} in {directory} has no decoder to reconstruct images, "
@@ -117,12 +117,6 @@ def _of_parts(args, model, dataset, directory):
         )
     draw = functools.partial(parts.draw, model, dataset, number=args.routing)
     return {"routing": draw}
-
-
-def _redraws(model):
-    """Whether a model gives reconstructions, as a `CapsNet` that holds codes does."""
-    outputs = getattr(model, "output", None)
-    return isinstance(outputs, dict) and "reconstruction" in outputs
 
 
 def _routes(model):
