@@ -56,9 +56,9 @@ int64_t InputSize(const Problem& p) {
 
 // Returns whether there are no products at all, so that the result is empty or zero.
 bool IsEmpty(const Problem& p) {
-  return std::min({p.batch, p.out_height, p.out_width, p.kernel_height, p.kernel_width,
-                   p.in_channels, p.out_channels, p.pose_depth, p.pose_rows,
-                   p.pose_inner, p.pose_columns}) == 0;
+  return std::min({p.batch, p.in_height, p.in_width, p.out_height, p.out_width,
+                   p.kernel_height, p.kernel_width, p.in_channels, p.out_channels,
+                   p.pose_depth, p.pose_rows, p.pose_inner, p.pose_columns}) == 0;
 }
 
 // Plans to write zeros to a result of `count` elements.

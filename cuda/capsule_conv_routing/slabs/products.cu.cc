@@ -14,12 +14,12 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 // The conditions of all kernels. Tiles have 64 columns at least, which votes with fewer
-// would not fill.
+// would not fill. Fewer than four types have not run on a GPU.
 bool Serves(const GpuExec& exec, const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   return exec.tf32 && HasWgmma(exec.device) &&
          Stages<32>::SharedBytes() <= exec.device.shared && p.shared_weights &&
-         p.types > 0 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
+         p.types >= 4 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
          Columns(p) >= 64 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
 }
 
