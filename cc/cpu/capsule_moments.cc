@@ -10,9 +10,10 @@
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kTasks = 32;    // number of tasks to aim for
-constexpr int64_t kThreads = 16;  // threads to have as many tasks each, if tasks are few
-constexpr int64_t kWindows = 8;   // most windows per task; they read the same weights
+constexpr int64_t kTasks = 32;  // number of tasks to aim for
+constexpr int64_t kThreads =
+    16;                          // threads to have as many tasks each, if tasks are few
+constexpr int64_t kWindows = 8;  // most windows per task; they read the same weights
 constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
 constexpr int64_t kParts = 16;            // most partial sums; each is written and read
 
