@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/capsule_conv_phases.h"
@@ -238,6 +239,13 @@ struct Patch {
 
   int64_t elements() const {
     return frames * rows * copy_width * groups * x_taps * channels * unit;
+  }
+  // A bound of all coordinates that taps lead to, and of frames over all images.
+  int64_t Reach() const {
+    return std::max(
+        {width + std::abs(x_pad) + x_taps * x_dilation,
+         (per_image + 1) * read_step + depth + std::abs(read) + channels * read_tap,
+         first + frames, end_frame()});
   }
   // Return the range of the input's frames, over all images, that the slab may read.
   int64_t begin_frame() const {

@@ -74,40 +74,28 @@ __global__ void __launch_bounds__(kThreads)
   ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
 }
 
-// Copies packs of kPack elements, of which a pixel of the copy has `packs`. Within a
-// row, a thread copies the same pack of every pixel of its block.
-template <typename S, int kPack>
+// Copies packs of kPack elements to [frame][row][pixel][channel][element].
+template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
-    CopyImageKernel(const Patch patch, int64_t packs, const S* input, S* copy) {
+    CopyImageKernel(const Patch patch, int64_t count, const S* input, S* copy) {
   using P = Pack<S, kPack>;
-  GridDependencySynchronize();
-  for (int64_t row = blockIdx.x; row < patch.frames * patch.rows; row += gridDim.x) {
-    const int64_t slice = row / patch.rows, y = row - slice * patch.rows;
-    const int64_t frame = patch.first + slice, image = frame / patch.per_image;
-    const int64_t place = frame - image * patch.per_image;
-    for (int64_t n = int64_t{blockIdx.y} * kThreads + threadIdx.x; n < packs;
-         n += int64_t{gridDim.y} * kThreads) {
-      Digits<int64_t> digits(n);
-      const int64_t element = digits.Next(patch.unit / kPack) * kPack;
-      const int64_t c = digits.Next(patch.channels), tap = digits.Next(patch.x_taps);
-      const int64_t depth = place * patch.read_step + c * patch.read_tap + patch.read;
-      const bool inside = depth >= 0 && depth < patch.depth;
+  ForEach(count, [&](int64_t n) {
+    Digits<Int> digits(static_cast<Int>(n));
+    const int64_t element = digits.Next(patch.unit / kPack) * int64_t{kPack};
+    const Int c = digits.Next(patch.channels), x = digits.Next(patch.width);
+    const Int y = digits.Next(patch.rows);
+    const Int frame = static_cast<Int>(patch.first) + digits.rest;
+    const Int image = frame / static_cast<Int>(patch.per_image);
+    const int64_t place = frame - image * static_cast<Int>(patch.per_image);
+    const int64_t depth = place * patch.read_step + c * patch.read_tap + patch.read;
+    P numbers{};
+    if (depth >= 0 && depth < patch.depth) {
       const int64_t line = (image * patch.depth + depth) * patch.height + patch.row + y;
-      const int64_t from =
-          line * patch.width * patch.pixel + digits.rest * patch.unit + element;
-      const int64_t left = tap * patch.x_dilation - patch.x_pad;
-#pragma unroll 4
-      for (int64_t x = blockIdx.z; x < patch.copy_width; x += gridDim.z) {
-        const int64_t read = x * patch.x_stride + left;
-        P numbers{};
-        if (inside && read >= 0 && read < patch.width) {
-          numbers = *reinterpret_cast<const P*>(input + from + read * patch.pixel);
-        }
-        *reinterpret_cast<P*>(copy + ((row * patch.copy_width + x) * packs + n) *
-                                         kPack) = numbers;
-      }
+      numbers = *reinterpret_cast<const P*>(
+          input + (line * patch.width + x) * patch.pixel + element);
     }
-  }
+    *reinterpret_cast<P*>(copy + n * kPack) = numbers;
+  });
 }
 
 // Adds to packs of the input's gradient, of the rows that the patch reads in the frames
@@ -118,36 +106,43 @@ __global__ void __launch_bounds__(kThreads)
                    S* grad_input) {
   using P = Pack<S, kPack>;
   using A = decltype(Widen(S()));
+  const Int x_stride = patch.x_stride, x_taps = patch.x_taps, x_every = patch.x_every;
+  const Int x_back = patch.x_back, width = patch.copy_width;
+  const Int all_depth = patch.depth, read_step = patch.read_step;
   ForEach(count, [&](int64_t n) {
     Digits<Int> digits(static_cast<Int>(n));
-    const int64_t element = digits.Next(patch.unit / kPack) * kPack;
-    const int64_t group = digits.Next(patch.groups), x = digits.Next(patch.width);
-    const int64_t y = digits.Next(patch.rows), frame = first + digits.rest;
-    const int64_t image = frame / patch.depth, depth = frame - image * patch.depth;
+    const int64_t element = digits.Next(patch.unit / kPack) * int64_t{kPack};
+    const Int group = digits.Next(patch.groups), x = digits.Next(patch.width);
+    const Int y = digits.Next(patch.rows);
+    const Int frame = static_cast<Int>(first) + digits.rest;
+    const Int image = frame / all_depth, depth = frame - image * all_depth;
     // Tap `first_tap` and every x_every-th reach this pixel, from pixel `last` on down.
-    int64_t first_tap = 0, last = x + patch.x_pad;
-    while (first_tap < patch.x_every && last % patch.x_stride != 0) {
+    Int first_tap = 0, last = x + static_cast<Int>(patch.x_pad);
+    while (first_tap < x_every && last % x_stride != 0) {
       ++first_tap;
-      last -= patch.x_dilation;
+      last -= static_cast<Int>(patch.x_dilation);
     }
-    if (first_tap == patch.x_every) return;
-    last /= patch.x_stride;
+    if (first_tap == x_every) return;
+    last /= x_stride;
     A sums[kPack] = {};
     bool any = false;
-    for (int64_t c = 0; c < patch.channels; ++c) {
-      const int64_t place = depth - c * patch.read_tap - patch.read;
-      if (place < 0 || place % patch.read_step != 0) continue;
-      const int64_t in_image = place / patch.read_step;
+    for (Int c = 0; c < static_cast<Int>(patch.channels); ++c) {
+      const Int place =
+          depth - c * static_cast<Int>(patch.read_tap) - static_cast<Int>(patch.read);
+      const Int in_image = place / read_step;
+      if (place < 0 || in_image * read_step != place) continue;
       const int64_t from = image * patch.per_image + in_image - patch.first;
       if (in_image >= patch.per_image || from < 0 || from >= patch.frames) continue;
-      int64_t to = last;
-      for (int64_t tap = first_tap; tap < patch.x_taps;
-           tap += patch.x_every, to -= patch.x_back) {
-        if (to < 0 || to >= patch.copy_width) continue;
+      const int64_t line = (from * patch.rows + y) * patch.copy_width;
+      Int to = last;
+#pragma unroll 4
+      for (Int tap = first_tap; tap < x_taps; tap += x_every, to -= x_back) {
+        if (to < 0 || to >= width) continue;
         any = true;
-        const int64_t pixel = (from * patch.rows + y) * patch.copy_width + to;
         const int64_t channel =
-            ((pixel * patch.groups + group) * patch.x_taps + tap) * patch.channels + c;
+            (((line + to) * patch.groups + group) * patch.x_taps + tap) *
+                patch.channels +
+            c;
         const P added =
             *reinterpret_cast<const P*>(copy + channel * patch.unit + element);
 #pragma unroll
@@ -155,7 +150,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (!any) return;
-    const int64_t line = frame * patch.height + patch.row + y;
+    const int64_t line = int64_t{frame} * patch.height + patch.row + y;
     P* const to =
         reinterpret_cast<P*>(grad_input + (line * patch.width + x) * patch.pixel +
                              group * patch.unit + element);
@@ -201,10 +196,12 @@ LaunchError WithPack(int64_t row, const Launch& launch) {
   return launch(std::integral_constant<int, 1>());
 }
 
-// Calls launch(zero) with the smallest integer type that holds `count`.
+// Calls launch(zero) with the smallest integer type that holds `count` items of a patch
+// and their coordinates.
 template <typename Launch>
-LaunchError WithInt(int64_t count, const Launch& launch) {
-  return count <= INT32_MAX ? launch(int32_t{}) : launch(int64_t{});
+LaunchError WithInt(const Patch& patch, int64_t count, const Launch& launch) {
+  const bool fits = std::max(count, patch.Reach()) <= INT32_MAX / 2;
+  return fits ? launch(int32_t{}) : launch(int64_t{});
 }
 
 template <typename T>
@@ -244,19 +241,13 @@ LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
                       const T* input, T* copy) {
   using S = CudaType<T>;
   return WithPack<S>(patch.unit, [&](auto pack) -> LaunchError {
-    const int64_t packs =
-        patch.groups * patch.x_taps * patch.channels * (patch.unit / pack.value);
-    const int64_t rows = patch.frames * patch.rows;
-    if (rows == 0 || packs == 0 || patch.copy_width == 0) return {};
-    // Sixteen blocks for each multiprocessor, if there is enough to copy.
-    const int64_t all = int64_t{16} * exec.device.processors;
-    const int64_t across = std::min(CeilDivide(packs, kThreads), all);
-    const int64_t down = std::min(rows, all);
-    const int64_t parts =
-        std::clamp<int64_t>(all / (down * across), 1, patch.copy_width);
-    return LaunchDependent(op, CopyImageKernel<S, pack.value>,
-                           dim3(down, across, parts), kThreads, 0, exec, patch, packs,
-                           input, copy);
+    const int64_t count = patch.elements() / pack.value;
+    if (count == 0) return {};
+    return WithInt(patch, count, [&](auto zero) {
+      return LaunchDependent(op, CopyImageKernel<S, pack.value, decltype(zero)>,
+                             Blocks(exec, count), kThreads, 0, exec, patch, count,
+                             input, copy);
+    });
   });
 }
 
@@ -269,7 +260,7 @@ LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
     const int64_t count =
         frames * patch.rows * patch.width * (patch.pixel / pack.value);
     if (count <= 0 || patch.channels == 0) return {};
-    return WithInt(count, [&](auto zero) {
+    return WithInt(patch, count, [&](auto zero) {
       return LaunchDependent(op, AddImageKernel<S, pack.value, decltype(zero)>,
                              Blocks(exec, count), kThreads, 0, exec, patch, first,
                              count, copy, grad_input);
