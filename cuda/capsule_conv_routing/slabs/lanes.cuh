@@ -225,6 +225,7 @@ LaunchError WithLanes(const Tiling& z, const Launch& launch) {
   constexpr std::integral_constant<int, 4> kFour;
   constexpr std::integral_constant<int, 8> kEight;
   constexpr std::integral_constant<int, 16> kSixteen;
+  if (z.quads == 4) return launch(kFour, kFour);
   if (z.quads == 2) {
     return z.lane_types == 4 ? launch(kFour, kTwo) : launch(kEight, kTwo);
   }

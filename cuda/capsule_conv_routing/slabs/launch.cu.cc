@@ -61,7 +61,7 @@ void Arrange(bool gradient, Tiling* z) {
 void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
   constexpr int kMostQuads = 16;
   constexpr int kWarps = kLaneThreads / 32;
-  for (const int quads : {1, 2}) {
+  for (const int quads : {1, 2, 4}) {
     const int lanes = z->dim / (4 * quads);
     if (lanes * 4 * quads != z->dim || PowerOfTwo(lanes, 32) != lanes ||
         int64_t{z->parents} * lanes > 32) {

@@ -30,7 +30,7 @@ constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a p
 // `quads` quads in each lane.
 constexpr int LaneBlocks(int types, int quads, bool gradient) {
   const int votes = types * quads;
-  if (votes >= 16) return types == 16 ? 3 : 4;
+  if (votes >= 16) return types == 16 || quads == 4 ? 3 : 4;
   return votes == 8 ? (gradient ? 4 : 6) : gradient ? 6 : 8;
 }
 
