@@ -13,26 +13,28 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The conditions of all kernels. Tiles have 64 columns at least, which votes with fewer
-// would not fill. Fewer than four types have not run on a GPU.
+// The conditions of all kernels.
 bool Serves(const GpuExec& exec, const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   return exec.tf32 && HasWgmma(exec.device) &&
          Stages<32>::SharedBytes() <= exec.device.shared && p.shared_weights &&
-         p.types >= 4 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
-         Columns(p) >= 64 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
+         p.types > 0 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
+         Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
 }
 
-// Windows are no gain without taps across, nor where they fill the narrowest tiles
-// (docs/notebook/slim_capsules.md).
+// Windows are no gain without taps across, nor in images where they fill the narrowest
+// tiles (docs/notebook/slim_capsules.md). Convolutions of volumes copy channels for
+// each tap of depth; so do these gradients, and more of them where types are few.
 OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
   const bool serves = Serves(exec, p);
   rows_ = serves && ReadsRows(p);
-  windows_ =
-      serves && !rows_ && p.kernel_width > 1 && Columns(p) > 64 && ReadsWindows(p);
-  by_image_ = serves && gradient && GradsImage(p);
-  by_weights_ = serves && gradient && SumsWeights(p);
+  windows_ = serves && !rows_ && p.kernel_width > 1 &&
+             (Columns(p) > 64 || (Columns(p) == 64 && p.kernel_depth > 1)) &&
+             ReadsWindows(p);
+  const bool flat = p.kernel_depth == 1;
+  by_image_ = serves && gradient && (flat || p.types >= 4) && GradsImage(p);
+  by_weights_ = serves && gradient && (flat || p.types % 4 == 0) && SumsWeights(p);
 }
 
 int64_t OwnProducts::Scratch(const Slab& slab) const {

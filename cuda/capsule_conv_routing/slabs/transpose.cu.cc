@@ -14,8 +14,8 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 // Transposes the rows that a slab reads to
-// [depth taps][dim][frames][rows][remainder][position]. A block has kPositions
-// positions of a row.
+// [depth taps][dim][frames][rows][remainder][copy][position]. A block has kPositions
+// positions of a row, which begins and ends with `lead` turns of zeros.
 constexpr int kPositions = 128, kTransposeThreads = 256, kDims = 32;
 
 __global__ void __launch_bounds__(kTransposeThreads)
@@ -24,13 +24,14 @@ __global__ void __launch_bounds__(kTransposeThreads)
   __shared__ float tile[kDims][kPositions + 1];
   GridDependencySynchronize();
   const int dims = 1 << dim_bits;  // that are transposed together
-  const int64_t all = (w.width + w.x_stride - 1) / w.x_stride * w.x_stride * w.types;
+  const int64_t size = w.x_stride * w.types, line_size = w.line();  // of a turn, a copy
   const int64_t lines = w.frames * w.read_rows;
   const int64_t line = blockIdx.x, begin = int64_t{blockIdx.y} * kPositions;
   const int64_t slice = line / w.read_rows, y = line - slice * w.read_rows;
   const int64_t frame = patch.first + slice, image = frame / patch.per_image;
   const int64_t place = frame - image * patch.per_image;
   const int64_t real = w.width * w.types;  // positions of the image
+  const int64_t before = w.lead * size, all = w.pixels() * size + 2 * before;
   for (int tap = 0; tap < patch.channels; ++tap) {
     const int64_t depth = place * patch.read_step + tap * patch.read_tap + patch.read;
     const bool inside = depth >= 0 && depth < patch.depth;
@@ -43,8 +44,9 @@ __global__ void __launch_bounds__(kTransposeThreads)
 #pragma unroll 4
       for (int at = threadIdx.x >> dim_bits; at < kPositions;
            at += kTransposeThreads >> dim_bits) {
-        const int64_t position = begin + at;
-        const bool there = inside && position < real && first + k < dim;
+        const int64_t position = begin + at - before;
+        const bool there =
+            inside && position >= 0 && position < real && first + k < dim;
         tile[k][at] = there ? from[position * dim + first + k] : 0;
       }
       __syncthreads();
@@ -52,11 +54,17 @@ __global__ void __launch_bounds__(kTransposeThreads)
       const int64_t position = begin + at, x = position / w.types;
       if (position >= all) continue;
       const int64_t turn = x / w.x_stride, remainder = x - turn * w.x_stride;
-      float* const to = transposed + (line * w.x_stride + remainder) * w.pitch +
-                        turn * w.types + position - x * w.types;
-      for (int n = threadIdx.x / kPositions; n < dims && first + n < dim;
-           n += kTransposeThreads / kPositions) {
-        to[(tap * dim + first + n) * lines * w.x_stride * w.pitch] = tile[n][at];
+      const int64_t type = position - x * w.types;
+      const int64_t row = (line * w.x_stride + remainder) * w.copies;
+      for (int copy = 0; copy < w.copies; ++copy) {
+        const int64_t index = (turn - copy) * w.types + type;
+        if (index < 0 || index >= line_size) continue;
+        float* const to = transposed + (row + copy) * w.pitch + index;
+        for (int n = threadIdx.x / kPositions; n < dims && first + n < dim;
+             n += kTransposeThreads / kPositions) {
+          to[(tap * dim + first + n) * lines * w.x_stride * w.copies * w.pitch] =
+              tile[n][at];
+        }
       }
     }
   }
@@ -70,7 +78,8 @@ LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p
   while (1 << dim_bits < std::min(dim, kDims)) ++dim_bits;
   return LaunchDependent(
       op, TransposeImageKernel,
-      dim3(w.frames * w.read_rows, CeilDivide(w.line() * w.x_stride, kPositions)),
+      dim3(w.frames * w.read_rows,
+           CeilDivide((w.pixels() + 2 * w.lead) * w.x_stride * w.types, kPositions)),
       kTransposeThreads, 0, exec, Patch(p, slab), w, dim_bits, dim, input, transposed);
 }
 

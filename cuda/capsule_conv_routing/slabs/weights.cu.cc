@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
@@ -30,16 +31,18 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors)
       x_stride(static_cast<int>(slab.phase.x.stride)),
       x_dilation(static_cast<int>(slab.phase.x.dilation)),
       x_pad(static_cast<int>(slab.phase.x.pad)),
+      copies(x_taps == 1 && x_pad == 0 ? 1 : 4 / std::gcd(4, types)),
+      lead(copies == 1 ? 0 : copies),
       width(p.in_width),
       read_rows(slab.band.read_rows),
-      pitch(RoundUp(CeilDivide(p.in_width, slab.phase.x.stride) * p.types, 4)) {
-  box = channels % 32 == 0 ? 32 : channels % 16 == 0 ? 16 : 8;
+      pitch(RoundUp(line(), 4)) {
+  box = std::gcd(32, channels);  // 4 at least
   tap_boxes = channels / box;
   boxes = y_taps * x_taps * tap_boxes;
   const int all = boxes * box;
   // A tile of fewer columns takes half the time of one of 256 at best.
-  products = all <= 128 ? 16 : 32;
-  tile_boxes = std::min(boxes, products * 8 / box);
+  products = all <= 128 || box == 4 ? 16 : 32;
+  tile_boxes = std::min(boxes, products * 8 / box);  // a lane's at most
   row_tiles = static_cast<int>(CeilDivide(boxes, tile_boxes));
   halved = columns <= kTileRows / 2;
   column_tiles = static_cast<int>(CeilDivide(columns, kTileRows));
@@ -184,7 +187,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const int channel = (number - tap * w.tap_boxes) * w.box;
       const int moved = (tap - y_tap * w.x_taps) * w.x_dilation - w.x_pad;
       const int shift = (moved - (moved < 0 ? w.x_stride - 1 : 0)) / w.x_stride;
-      const int remainder = moved - shift * w.x_stride;
+      const int copy = shift & (w.copies - 1);
+      const int begin = (shift - copy + w.lead) * w.types;
+      const int remainder = (moved - shift * w.x_stride) * w.copies + copy;
       const int down = y_tap * w.y_dilation - w.y_pad;
       const int line = place.begin / w.chunks;
       int chunk = place.begin - line * w.chunks;
@@ -207,8 +212,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                   stage + lane * kDepth * kSwizzleBytes);
         }
         if (lane < place.boxes) {
-          TmaLoad(image, chunk * kDepth + shift * w.types, remainder,
-                  y * w.y_stride + down, frame, channel, stages.full[at.at],
+          TmaLoad(image, chunk * kDepth + begin, remainder, y * w.y_stride + down,
+                  frame, channel, stages.full[at.at],
                   stage + kRowBytes + lane * w.box * kSwizzleBytes);
         }
         if (++chunk < w.chunks) continue;
@@ -236,12 +241,17 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #endif
 }
 
-// Adds the parts of each tile, and stores them where the phase has its weights.
-__global__ void __launch_bounds__(kConsumers)
+// Adds the parts of each tile, and stores them where the phase has its weights. A block
+// has a product of one of the consumers' warps, and each of its warps a share of the
+// parts.
+constexpr int kShares = 8;
+__global__ void __launch_bounds__(32 * kShares)
     FinishWeightsKernel(const WeightSums w, const Relay relay, int dim,
                         const float4* parts, float* grad_weights) {
+  __shared__ float4 sums[kShares][32];
   GridDependencySynchronize();
-  const int product = blockIdx.x % w.products, tile = blockIdx.x / w.products;
+  const int warp = blockIdx.x % kConsumerWarps, rest = blockIdx.x / kConsumerWarps;
+  const int product = rest % w.products, tile = rest / w.products;
   const int row_tile = tile / w.column_tiles, column_tile = tile % w.column_tiles;
   const bool last = row_tile == w.row_tiles - 1;
   const int splits = last ? w.last_splits : w.splits;
@@ -249,23 +259,31 @@ __global__ void __launch_bounds__(kConsumers)
   const int first = last ? full + column_tile * splits : tile * splits;
   const int boxes = min(w.tile_boxes, w.boxes - row_tile * w.tile_boxes);
   if (product * 8 >= boxes * w.box) return;
+  if (w.halved && warp >= kConsumerWarps / 2) return;
+  const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float4* from =
-      parts + (int64_t{first} * w.products + product) * kConsumers + threadIdx.x;
-  if (w.halved && threadIdx.x >= kConsumers / 2) return;
+      parts + (int64_t{first} * w.products + product) * kConsumers + warp * 32 + lane;
   float4 sum = {};
   for (int half = 0; half <= w.halved; ++half, from += kConsumers / 2) {
 #pragma unroll 8
-    for (int n = 0; n < splits; ++n) {
+    for (int n = share; n < splits; n += kShares) {
       const float4 part = from[int64_t{n} * w.products * kConsumers];
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
   }
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  sums[share][lane] = sum;
+  __syncthreads();
   const int column = column_tile * kTileRows + LaneColumn(warp, lane);
-  if (column >= w.columns) return;
+  if (share > 0 || column >= w.columns) return;
+#pragma unroll
+  for (int n = 1; n < kShares; ++n) {
+    const float4 other = sums[n][lane];
+    sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+  }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int row = product * 8 + lane % 4 * 2 + e, box = row / w.box;
+    if (box >= boxes) return;
     const int number = row_tile * w.tile_boxes + box, tap = number / w.tap_boxes;
     const int channel = (number - tap * w.tap_boxes) * w.box + row - box * w.box;
     const int matrix = tap * static_cast<int>(relay.channels) + channel / dim;
@@ -275,18 +293,15 @@ __global__ void __launch_bounds__(kConsumers)
   }
 }
 
-// A tap shifts the first coordinate of a box by multiples of `types`. With two types, 8
-// bytes, an H200 reports an illegal instruction; with multiples of 16 bytes it has not.
 bool SumsWeights(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
-  if (p.types % 4 != 0) return false;
   if (std::max({p.in_width * p.types * p.in_dim, p.in_height, p.out_width * p.types,
                 Columns(p)}) > kMost) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
     const int64_t channels = phase.depth.taps * p.in_dim;
-    return phase.x.out.count * p.types % kDepth == 0 && channels % 8 == 0 &&
+    return phase.x.out.count * p.types % kDepth == 0 &&
            channels * phase.y.taps * phase.x.taps <= kMost && phase.y.pad < kMost &&
            phase.x.pad < kMost && phase.y.dilation < kMost &&
            phase.x.dilation < kMost && phase.x.stride < kMost && phase.y.stride < kMost;
@@ -298,7 +313,8 @@ LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
                        const float* grads, float* transposed, float* parts) {
   const WeightSums w(p, slab, exec.device.processors);
   CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p, slab, w, input, transposed));
-  const uint64_t remainders = w.x_stride, pitch = w.pitch, rows = w.read_rows;
+  const uint64_t remainders = w.x_stride * w.copies, pitch = w.pitch;
+  const uint64_t rows = w.read_rows;
   const uint64_t frames = w.frames, channels = w.channels;
   TmaTensor<5> tensor;
   tensor.size = {static_cast<uint64_t>(w.line()), remainders, rows, frames, channels};
@@ -321,10 +337,11 @@ LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
 LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
                           const Slab& slab, const float* parts, float* grad_weights) {
   const WeightSums w(p, slab, exec.device.processors);
-  return LaunchDependent(op, FinishWeightsKernel,
-                         dim3(w.row_tiles * w.column_tiles * w.products), kConsumers, 0,
-                         exec, w, Relay(p, slab.phase), static_cast<int>(p.in_dim),
-                         reinterpret_cast<const float4*>(parts), grad_weights);
+  return LaunchDependent(
+      op, FinishWeightsKernel,
+      dim3(w.row_tiles * w.column_tiles * w.products * kConsumerWarps), 32 * kShares, 0,
+      exec, w, Relay(p, slab.phase), static_cast<int>(p.in_dim),
+      reinterpret_cast<const float4*>(parts), grad_weights);
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

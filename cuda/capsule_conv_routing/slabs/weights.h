@@ -6,8 +6,9 @@
 //   grad_weights[tap, channel, column] = sum over positions of
 //       image[position + tap, channel] * votes_grad[position, column]
 // In a transposed copy of the image the positions of a row are neighbors, so that a tap
-// is a shift. Blocks keep partial sums of all slabs of a phase; a second kernel adds
-// them up after the last one.
+// is a shift. TMA loads from multiples of 16 bytes: if a pixel has fewer, there are
+// copies for shifts by 0, 1 and so on. Blocks keep partial sums of all slabs of a
+// phase; a second kernel adds them up after the last one.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,9 @@ struct WeightSums {
   int channels;  // numbers of a position of the image, all taps of depth
   int y_taps, y_stride, y_dilation, y_pad;
   int x_taps, x_stride, x_dilation, x_pad;
+  // Copies of the transposed image, 1, 2 or 4: copy n begins with pixel n - lead of
+  // each remainder.
+  int copies, lead;
   // Boxes of `box` channels of a tap are columns of the product.
   int box, boxes, tap_boxes;
   // A tile has `tile_boxes` boxes, the last one of its row fewer, and 128 columns of
@@ -40,12 +44,15 @@ struct WeightSums {
 
   int steps() const { return frames * rows * chunks; }
   int blocks() const { return column_tiles * ((row_tiles - 1) * splits + last_splits); }
-  // The positions of an image row that have one remainder.
-  int64_t line() const { return (width + x_stride - 1) / x_stride * types; }
+  // The pixels of an image row that have one remainder, and the positions of a copy.
+  __host__ __device__ int64_t pixels() const {
+    return (width + x_stride - 1) / x_stride;
+  }
+  __host__ __device__ int64_t line() const { return (lead + pixels()) * types; }
   // The numbers of all partial sums.
   int64_t parts() const { return int64_t{blocks()} * products * 256 * 4; }
   int64_t transposed() const {
-    return channels * frames * read_rows * x_stride * pitch;
+    return channels * frames * read_rows * x_stride * copies * pitch;
   }
 };
 
