@@ -24,14 +24,14 @@ __global__ void __launch_bounds__(kTransposeThreads)
   __shared__ float tile[kDims][kPositions + 1];
   GridDependencySynchronize();
   const int dims = 1 << dim_bits;  // that are transposed together
-  const int64_t size = w.x_stride * w.types, line_size = w.line();  // of a turn, a copy
+  const int64_t turn_size = w.x_stride * w.types, copy_size = w.line();
   const int64_t lines = w.frames * w.read_rows;
   const int64_t line = blockIdx.x, begin = int64_t{blockIdx.y} * kPositions;
   const int64_t slice = line / w.read_rows, y = line - slice * w.read_rows;
   const int64_t frame = patch.first + slice, image = frame / patch.per_image;
   const int64_t place = frame - image * patch.per_image;
   const int64_t real = w.width * w.types;  // positions of the image
-  const int64_t before = w.lead * size, all = w.pixels() * size + 2 * before;
+  const int64_t before = w.lead * turn_size, all = w.pixels() * turn_size + 2 * before;
   for (int tap = 0; tap < patch.channels; ++tap) {
     const int64_t depth = place * patch.read_step + tap * patch.read_tap + patch.read;
     const bool inside = depth >= 0 && depth < patch.depth;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
       const int64_t row = (line * w.x_stride + remainder) * w.copies;
       for (int copy = 0; copy < w.copies; ++copy) {
         const int64_t index = (turn - copy) * w.types + type;
-        if (index < 0 || index >= line_size) continue;
+        if (index < 0 || index >= copy_size) continue;
         float* const to = transposed + (row + copy) * w.pitch + index;
         for (int n = threadIdx.x / kPositions; n < dims && first + n < dim;
              n += kTransposeThreads / kPositions) {
