@@ -22,7 +22,7 @@ namespace capsops {
 #if defined(__x86_64__)
 // Returns the highest of levels 2, 3 and 4 that the processor and operating system
 // support. The environment variable TF_CAPSOPS_CPU_LEVEL, 2 or 3, lowers it, so that
-// tests reach the kernels of older processors.
+// tests reach the kernels of older processors; 4 is level 4 without extensions.
 inline int CpuLevel() {
   static const int level = [] {
     __builtin_cpu_init();
@@ -40,6 +40,16 @@ inline int CpuLevel() {
   }();
   return level;
 }
+
+// Returns whether AVX-512 VNNI, which no level includes, is there next to level 4.
+inline bool HasVnni() {
+  static const bool has_vnni = CpuLevel() == 4 &&
+                               __builtin_cpu_supports("avx512vnni") &&
+                               std::getenv("TF_CAPSOPS_CPU_LEVEL") == nullptr;
+  return has_vnni;
+}
+#else
+inline bool HasVnni() { return false; }
 #endif
 
 // Returns the name of the chosen instruction set, which is the kernel name in plans.

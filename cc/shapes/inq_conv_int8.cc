@@ -1,0 +1,43 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cc/shapes/inq_conv_int8.h"
+
+#include "absl/strings/str_cat.h"
+
+#include "cc/framework/shape_rule.h"
+
+namespace capsops::inq_conv_int8 {
+
+absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
+  TF_ASSIGN_OR_RETURN(const auto conv,
+                      inq_conv::Resolve(inputs.shape(0), inputs.shape(1),
+                                        tensorflow::PartialTensorShape(std::vector<int64_t>{}),
+                                        attributes, kName));
+  Problem p{conv.problem};
+  ShapeRule rule(kName);
+  rule.Require(p.bits <= kMostBits, [&] {
+    return absl::StrCat("bits must be from 2 to ", kMostBits,
+                        ", as sums of weights of more bits exceed an int32, got ",
+                        p.bits);
+  });
+  rule.Bind("scale", inputs.shape(2), {});
+  rule.Bind("zero_point", inputs.shape(3), {});
+  rule.Bind("multipliers", inputs.shape(4), {{"out_channels", &p.out_channels}});
+  const bool known =
+      p.kernel_height >= 0 && p.kernel_width >= 0 && p.in_channels >= 0;
+  rule.Require(!known || Terms(p) <= MostTerms(p.bits), [&] {
+    return absl::StrCat("codes must have at most ", MostTerms(p.bits),
+                        " elements per output channel (bits ", p.bits,
+                        "), as the sum of more may exceed an int32, got ",
+                        inputs.shape(1).DebugString());
+  });
+  if (!rule.status().ok()) return rule.status();
+  TF_ASSIGN_OR_RETURN(const auto zero_point, inputs.Value(3));
+  Call<Problem> call{p, {0, 1, 2, 4}, {}, {zero_point}};
+  TF_RETURN_IF_ERROR(
+      call.AddResult({p.batch, p.out_height, p.out_width, p.out_channels}));
+  return call;
+}
+
+}  // namespace capsops::inq_conv_int8
