@@ -126,6 +126,7 @@ template <Product kProduct, int kRows>
 void MultiplyTile(const Division& d, const char* patches, const char* panel,
                   uint32_t zero_point, uint32_t* sums, int64_t stride) {
   Sums sum[kRows][2];
+#pragma GCC unroll 2
   for (int v = 0; v < 2; ++v, panel += kVectorBytes) {
     const Sums correction = LoadSums(panel) * zero_point;
 #pragma GCC unroll 16
@@ -141,8 +142,8 @@ void MultiplyTile(const Division& d, const char* patches, const char* panel,
     for (int r = 0; r < kRows; ++r) {
       uint32_t terms;
       std::memcpy(&terms, patches + r * d.patch + at, sizeof(terms));
-      MultiplyAdd<kProduct>(&sum[r][0], Sums{} + terms, weights[0]);
-      MultiplyAdd<kProduct>(&sum[r][1], Sums{} + terms, weights[1]);
+      sum[r][0] = MultiplyAdd<kProduct>(sum[r][0], Sums{} + terms, weights[0]);
+      sum[r][1] = MultiplyAdd<kProduct>(sum[r][1], Sums{} + terms, weights[1]);
     }
   }
 #pragma GCC unroll 16

@@ -30,27 +30,29 @@ constexpr int64_t TermBytes(Product product) {
   return product == Product::kDotBytes ? 1 : 2;
 }
 
-// Adds the products of the terms of each lane. Terms of 8 bits are unsigned, and their
-// weights are signed. VNNI is not part of x86-64-v4, so the compiler does not emit it.
+// Returns the sums plus the products of the terms of each lane. Terms of 8 bits are
+// unsigned, and their weights are signed. VNNI is not part of x86-64-v4, so the compiler
+// has no functions for it.
 template <Product kProduct>
-CAPSOPS_INLINE void MultiplyAdd(Sums* sum, Sums terms, Sums weights) {
+CAPSOPS_INLINE Sums MultiplyAdd(Sums sums, Sums terms, Sums weights) {
 #if defined(__AVX512BW__)
   if constexpr (kProduct == Product::kDotBytes) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(terms), "v"(weights));
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(terms), "v"(weights));
+    return sums;
   } else if constexpr (kProduct == Product::kDotWords) {
-    asm("vpdpwssd %2, %1, %0" : "+v"(*sum) : "v"(terms), "v"(weights));
-  } else {
-    *sum += (Sums)_mm512_madd_epi16((__m512i)terms, (__m512i)weights);
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums) : "v"(terms), "v"(weights));
+    return sums;
   }
+  return sums + (Sums)_mm512_madd_epi16((__m512i)terms, (__m512i)weights);
 #elif defined(__AVX2__)
-  *sum += (Sums)_mm256_madd_epi16((__m256i)terms, (__m256i)weights);
+  return sums + (Sums)_mm256_madd_epi16((__m256i)terms, (__m256i)weights);
 #elif defined(__SSE2__)
-  *sum += (Sums)_mm_madd_epi16((__m128i)terms, (__m128i)weights);
+  return sums + (Sums)_mm_madd_epi16((__m128i)terms, (__m128i)weights);
 #else
   using Signed = Vector<int32_t>;
   const Signed low = ((Signed)(terms << 16) >> 16) * ((Signed)(weights << 16) >> 16);
   const Signed high = ((Signed)terms >> 16) * ((Signed)weights >> 16);
-  *sum += (Sums)low + (Sums)high;
+  return sums + (Sums)low + (Sums)high;
 #endif
 }
 
@@ -103,16 +105,29 @@ class Decoder {
   Sums table_;  // weights of 8 bits, or magnitudes of weights of 16 bits
 };
 
-// Loads a lane's worth of codes, `count` of them, and zeros.
-CAPSOPS_INLINE Sums LoadCodes(const uint8_t* codes, int64_t count) {
-  uint8_t few[kLanes<uint32_t>] = {};
-  if (count < kLanes<uint32_t>) {
-    for (int64_t i = 0; i < count; ++i) few[i] = codes[i];
-    codes = few;
+// Loads the codes of kTerms terms to as many parts of each lane. Only the first `terms`
+// and `channels` of them exist; others are zero.
+template <int64_t kTerms>
+CAPSOPS_INLINE Sums LoadCodes(const uint8_t* codes, int64_t stride, int64_t terms,
+                              int64_t channels) {
+  uint8_t few[kTerms][kLanes<uint32_t>];
+  if (terms < kTerms || channels < kLanes<uint32_t>) {
+    for (int64_t t = 0; t < kTerms; ++t) {
+      for (int64_t i = 0; i < kLanes<uint32_t>; ++i) {
+        few[t][i] = t < terms && i < channels ? codes[t * stride + i] : 0;
+      }
+    }
+    codes = few[0];
+    stride = kLanes<uint32_t>;
   }
-  uint32_t wide[kLanes<uint32_t>];
-  for (int lane = 0; lane < kLanes<uint32_t>; ++lane) wide[lane] = codes[lane];
-  return Load(wide);
+  Sums lanes = {};
+#pragma GCC unroll 4
+  for (int64_t t = 0; t < kTerms; ++t, codes += stride) {
+    uint32_t wide[kLanes<uint32_t>];
+    for (int lane = 0; lane < kLanes<uint32_t>; ++lane) wide[lane] = codes[lane];
+    lanes |= Load(wide) << t * 32 / kTerms;
+  }
+  return lanes;
 }
 
 template <Product kProduct>
@@ -125,26 +140,24 @@ bool PackPanel(const Problem& p, const Division& d, int64_t task, const uint8_t*
   const int64_t channel = task % d.panels * kPanelLanes;
   packed += task * d.panel;
   Vector<uint8_t> largest = {};
-  for (int64_t v = 0; v < 2; ++v) {
-    const int64_t first = channel + v * kLanes<uint32_t>;
-    const int64_t count = Min(p.out_channels - first, kLanes<uint32_t>);
-    char* to = packed + (v + 2) * kVectorBytes;
-    Sums sum = {};
-    for (int64_t step = 0; step < d.depth; step += kTerms, to += 2 * kVectorBytes) {
-      Sums lanes = {};
-      for (int64_t t = 0; t < kTerms; ++t) {
-        const int64_t term = block + step + t;
-        if (count <= 0 || term >= Terms(p)) break;
-        lanes |= LoadCodes(codes + term * p.out_channels + first, count)
-                 << t * 32 / kTerms;
-      }
+  Sums sums[2] = {};
+  char* to = packed + 2 * kVectorBytes;
+  for (int64_t step = 0; step < d.depth; step += kTerms) {
+    const int64_t term = block + step;
+    const int64_t terms = Min(Terms(p) - term, kTerms);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v, to += kVectorBytes) {
+      const int64_t first = channel + v * kLanes<uint32_t>;
+      const Sums lanes = LoadCodes<kTerms>(codes + term * p.out_channels + first,
+                                           p.out_channels, terms,
+                                           p.out_channels - first);
       largest = (Vector<uint8_t>)lanes > largest ? (Vector<uint8_t>)lanes : largest;
       const Sums weights = decode(lanes);
-      MultiplyAdd<kProduct>(&sum, Sums{} + kOnes, weights);
+      sums[v] = MultiplyAdd<kProduct>(sums[v], Sums{} + kOnes, weights);
       std::memcpy(to, &weights, sizeof(weights));
     }
-    std::memcpy(packed + v * kVectorBytes, &sum, sizeof(sum));
   }
+  std::memcpy(packed, sums, sizeof(sums));
   bool fit = true;
   for (int i = 0; i < kVectorBytes; ++i) fit &= largest[i] <= 1 << (p.bits - 1);
   return fit;
