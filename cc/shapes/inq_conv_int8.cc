@@ -4,23 +4,29 @@
 #include "cc/shapes/inq_conv_int8.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 #include "cc/framework/shape_rule.h"
 
 namespace capsops::inq_conv_int8 {
 
+using tensorflow::PartialTensorShape;
+
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
-  TF_ASSIGN_OR_RETURN(const auto conv,
-                      inq_conv::Resolve(inputs.shape(0), inputs.shape(1),
-                                        tensorflow::PartialTensorShape(std::vector<int64_t>{}),
-                                        attributes, kName));
-  Problem p{conv.problem};
   ShapeRule rule(kName);
-  rule.Require(p.bits <= kMostBits, [&] {
+  const int bits = attributes.bits;
+  rule.Require(bits >= 2 && bits <= kMostBits, [&] {
     return absl::StrCat("bits must be from 2 to ", kMostBits,
                         ", as sums of weights of more bits exceed an int32, got ",
-                        p.bits);
+                        bits);
   });
+  if (!rule.status().ok()) return rule.status();
+  const PartialTensorShape scalar(absl::Span<const int64_t>{});
+  TF_ASSIGN_OR_RETURN(const auto conv,
+                      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), scalar,
+                                        attributes, kName));
+  Problem p{conv.problem};
   rule.Bind("scale", inputs.shape(2), {});
   rule.Bind("zero_point", inputs.shape(3), {});
   rule.Bind("multipliers", inputs.shape(4), {{"out_channels", &p.out_channels}});
@@ -28,7 +34,7 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
       p.kernel_height >= 0 && p.kernel_width >= 0 && p.in_channels >= 0;
   rule.Require(!known || Terms(p) <= MostTerms(p.bits), [&] {
     return absl::StrCat("codes must have at most ", MostTerms(p.bits),
-                        " elements per output channel (bits ", p.bits,
+                        " elements per output channel (bits ", bits,
                         "), as the sum of more may exceed an int32, got ",
                         inputs.shape(1).DebugString());
   });
