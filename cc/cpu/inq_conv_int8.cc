@@ -25,7 +25,7 @@ constexpr int64_t kTasks = 16;
 
 Division Divide(const Problem& p, Product product) {
   const int64_t bytes = TermBytes(product), terms = Terms(p);
-  const int64_t rows = p.batch * p.out_height * p.out_width;
+  const int64_t rows = Pixels(p);
   Division d;
   d.panels = CeilDivide(p.out_channels, kPanelLanes);
   d.blocks = CeilDivide(terms, kBlockBytes / kPanelLanes / bytes);
@@ -196,8 +196,7 @@ void Run(const Problem& p, const Division& d, Product product, int64_t task,
          const float* multipliers, T* output, void* scratch) {
   using A = Accumulator<T>;
   const int64_t row = task / d.panel_groups * kTaskRows;
-  const int64_t rows =
-      Min(kTaskRows, p.batch * p.out_height * p.out_width - row);
+  const int64_t rows = Min(kTaskRows, Pixels(p) - row);
   const int64_t panel = task % d.panel_groups * d.group;
   const int64_t panels = Min(d.group, d.panels - panel);
   char* const patches = static_cast<char*>(scratch);

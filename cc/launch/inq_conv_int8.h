@@ -19,6 +19,7 @@
 
 #include <cstdint>
 
+#include "cc/launch/capsule_conv.h"
 #include "cc/launch/inq_conv.h"
 #include "cc/launch/op.h"
 #include "cc/launch/plan.h"
@@ -30,8 +31,15 @@ constexpr int kMostBits = 5;
 
 struct Problem : inq_conv::Problem {};
 
+// The number of terms of a sum, of output pixels, and of input elements.
 inline int64_t Terms(const Problem& p) {
   return p.kernel_height * p.kernel_width * p.in_channels;
+}
+inline int64_t Pixels(const Problem& p) {
+  return capsule_conv::Elements({p.batch, p.out_height, p.out_width});
+}
+inline int64_t Inputs(const Problem& p) {
+  return capsule_conv::Elements({p.batch, p.in_height, p.in_width, p.in_channels});
 }
 
 // Returns the most terms whose sum cannot exceed an int32.

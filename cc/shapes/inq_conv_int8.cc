@@ -32,8 +32,11 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   rule.Bind("multipliers", inputs.shape(4), {{"out_channels", &p.out_channels}});
   const bool known =
       p.kernel_height >= 0 && p.kernel_width >= 0 && p.in_channels >= 0;
-  rule.Require(!known || Terms(p) <= MostTerms(p.bits), [&] {
-    return absl::StrCat("codes must have at most ", MostTerms(p.bits),
+  // The exact product may not fit in 64 bits.
+  const double terms =
+      static_cast<double>(p.kernel_height) * p.kernel_width * p.in_channels;
+  rule.Require(!known || terms <= MostTerms(bits), [&] {
+    return absl::StrCat("codes must have at most ", MostTerms(bits),
                         " elements per output channel (bits ", bits,
                         "), as the sum of more may exceed an int32, got ",
                         inputs.shape(1).DebugString());

@@ -35,8 +35,7 @@ Int8Plan<GpuExec, T> PlanFloat(const GpuExec& exec, const Problem& p) {
   using A = Accumulator<T>;
   const auto plan = inq_conv::PlanForward<A>(exec, p);
   if (!plan.run) return Int8Plan<GpuExec, T>::Refuse(plan.error.text());
-  const int64_t read = p.batch * p.in_height * p.in_width * p.in_channels;
-  const int64_t written = p.batch * p.out_height * p.out_width * p.out_channels;
+  const int64_t read = Inputs(p), written = Pixels(p) * p.out_channels;
   const int64_t read_bytes = RoundUp(read * sizeof(A), 64);
   const int64_t sums_bytes = RoundUp(written * sizeof(A), 64);
   return Int8Plan<GpuExec, T>::Make(

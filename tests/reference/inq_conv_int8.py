@@ -16,7 +16,7 @@ def steps(inputs, scale, zero_point):
     """Returns q - zero_point of each activation, as float64; NaN is the smallest."""
     inputs = np.asarray(inputs)
     wide = np.float64 if inputs.dtype == np.float64 else np.float32
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         rounded = np.rint(inputs.astype(wide) / wide(np.float32(scale)))
     q = np.clip(np.nan_to_num(rounded, nan=-np.inf) + zero_point, 0, 255)
     return q.astype(np.float64) - zero_point

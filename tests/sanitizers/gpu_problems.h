@@ -212,6 +212,18 @@ inline std::vector<Family<inq_conv::Problem>> FamiliesOf(const inq_conv::Problem
   return Families<P>({P{window, 5}}, dimensions);
 }
 
+inline std::vector<Family<inq_conv_int8::Problem>> FamiliesOf(
+    const inq_conv_int8::Problem*) {
+  using P = inq_conv_int8::Problem;
+  const std::vector<int64_t> channels = {0, 1, 2, 3, 4, 5, 16, 17, 33, 64};
+  const capsule_conv::WindowProblem window = Convolution({16, 32});
+  auto dimensions = WindowDimensions<P>();
+  dimensions.push_back({&P::in_channels, channels});
+  dimensions.push_back({&P::out_channels, channels});
+  dimensions.push_back({&P::bits, {2, 3, 4}});
+  return Families<P>({P{{window, 5}}}, dimensions);
+}
+
 inline std::vector<Family<inq_decode::Problem>> FamiliesOf(const inq_decode::Problem*) {
   using P = inq_decode::Problem;
   return Families<P>({P{8, 1, 5}, P{3, 9, 5}}, {{&P::rows, {0, 1, 2, 63, 64, 65}},

@@ -19,6 +19,7 @@
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/high_order_conv.h"
 #include "cc/launch/inq_conv.h"
+#include "cc/launch/inq_conv_int8.h"
 #include "cc/launch/inq_decode.h"
 
 namespace capsops {
@@ -188,6 +189,13 @@ void ForEachOp(const inq_conv::Problem& p, const Visit& visit) {
   const int64_t output = OutPixels(p) * p.out_channels;
   visit(Forward(), Counts{input, codes, output});
   visit(BackpropInput(), Counts{output, codes, input});
+}
+
+template <typename Visit>
+void ForEachOp(const inq_conv_int8::Problem& p, const Visit& visit) {
+  const int64_t input = InPixels(p) * p.in_channels;
+  const int64_t output = OutPixels(p) * p.out_channels;
+  visit(inq_conv_int8::Forward(), Counts{input, Pairs(p), 1, p.out_channels, output});
 }
 
 template <typename Visit>
@@ -364,6 +372,11 @@ inline void Draw(Source& draw, inq_conv::Problem* p) {
   p->in_channels = draw.Pick({0, 1, 3, 8, 16, 33});
   p->out_channels = draw.Pick({1, 3, 8, 16, 33});
   p->bits = draw.Pick({2, 5, 8});
+}
+
+inline void Draw(Source& draw, inq_conv_int8::Problem* p) {
+  Draw(draw, static_cast<inq_conv::Problem*>(p));
+  p->bits = draw.Pick({2, 3, 4, 5});
 }
 
 inline void Draw(Source& draw, inq_decode::Problem* p) {

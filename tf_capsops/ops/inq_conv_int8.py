@@ -18,7 +18,7 @@ from tf_capsops.arguments import (
 from tf_capsops.ops.conv2d import conv2d, require_window
 from tf_capsops.ops.inq_conv import decoded, powers_of_two
 from tf_capsops.ops.undifferentiable import refuse
-from tf_capsops.shapes import ShapeRule, dimensions
+from tf_capsops.shapes import ShapeRule, dimensions, shape_text
 
 _MOST_BITS = 5
 
@@ -144,7 +144,7 @@ def plain(
     rule.require(
         terms is None or terms <= most,
         f"codes must have at most {most} elements per output channel (bits {bits}), as "
-        f"the sum of more may exceed an int32, got {codes.shape}",
+        f"the sum of more may exceed an int32, got {shape_text(codes.shape)}",
     )
     zero = tf.cast(zero_point, inputs.dtype)
     steps = tf.round(inputs / tf.cast(scale, inputs.dtype))

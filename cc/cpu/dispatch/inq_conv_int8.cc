@@ -36,8 +36,7 @@ Int8Plan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
   const CpuKernels<T>& kernels = Selected<T>();
   const Product product = Choose(p);
   const Division d = kernels.divide(p, product);
-  const int64_t input = p.batch * p.in_height * p.in_width * p.in_channels;
-  const int64_t pixels = p.batch * p.out_height * p.out_width;
+  const int64_t input = Inputs(p), pixels = Pixels(p);
   const int64_t image_bytes = RoundUp(input, 64);
   auto plan = Int8Plan<CpuExec, T>::Make(
       image_bytes + d.packed,
