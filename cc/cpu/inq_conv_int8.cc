@@ -116,9 +116,9 @@ class Window {
 
   const Problem& p_;
   const uint8_t zero_;
-  const int64_t x_, y_;  // of the window's first tap; may be outside the image
+  const int64_t x_, y_;  // first tap's pixel, which may be outside the image
   const uint8_t* const image_;
-  const int64_t taps_;  // contiguous in the image
+  const int64_t taps_;  // taps that are contiguous in the image
 };
 
 // Adds products of kRows rows and a panel, and subtracts what the zero point adds.

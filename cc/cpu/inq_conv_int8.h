@@ -24,15 +24,16 @@ enum class Product {
 };
 
 struct Division {
-  int64_t depth = 0;   // terms per block, a multiple of 4
-  int64_t blocks = 0;  // of terms
-  int64_t panels = 0;  // of output channels
-  int64_t panel = 0;   // bytes of a panel's block of packed weights
-  int64_t packed = 0;  // bytes of all packed weights
-  int64_t row_blocks = 0, panel_groups = 0;  // a task has one of each
-  int64_t group = 0;                         // panels per group
-  int64_t patch = 0;                         // bytes of a row's block of terms
-  int64_t scratch = 0;                       // bytes per task
+  int64_t depth = 0;       // terms per block, a multiple of 4
+  int64_t blocks = 0;      // blocks of terms
+  int64_t panels = 0;      // panels of output channels
+  int64_t panel = 0;       // bytes of a panel's block of packed weights
+  int64_t packed = 0;      // bytes of all packed weights
+  int64_t row_blocks = 0;  // blocks of output pixels
+  int64_t group = 0;       // panels per task
+  int64_t panel_groups = 0;
+  int64_t patch = 0;    // bytes of a row's block of terms
+  int64_t scratch = 0;  // bytes per task
 };
 
 template <typename T>

@@ -10,7 +10,7 @@
 //           weight(codes[kh,kw,c,o])
 //   weight(0) = 0,  weight(1 + 2k) = 2^(levels - 1 - k),  weight(2 + 2k) = the negative
 // where pixels outside the image are zero, and multipliers are the scale times the
-// smallest weight of each output channel. NaN gives q = 0.
+// smallest weight of each output channel. NaN gives q = 0; zero_point is 0 to 255.
 //
 // T is float, double, Float16 or BFloat16. On a CPU sums are int32 and exact, and a
 // code past the book is an error that names its index. A GPU sums in float or, if T is
@@ -56,13 +56,5 @@ using Int8Plan = Plan<Exec, const T* /*input*/, const uint8_t* /*codes*/,
 // in_channels, out_channels], scale [], multipliers [out_channels] -> output [batch,
 // out_height, out_width, out_channels].
 CAPSOPS_OP(Forward, "InqConvInt8", Int8Plan)
-
-// Returns an error unless the zero point is one of the 8-bit numbers.
-inline LaunchError CheckZeroPoint(int32_t zero_point) {
-  if (zero_point >= 0 && zero_point <= 255) return {};
-  return {std::string(Forward::kName) + ": zero_point must be from 0 to 255, got " +
-              std::to_string(zero_point),
-          Fault::kInvalidArgument};
-}
 
 }  // namespace capsops::inq_conv_int8

@@ -43,6 +43,10 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   });
   if (!rule.status().ok()) return rule.status();
   TF_ASSIGN_OR_RETURN(const auto zero_point, inputs.Value(3));
+  rule.Require(zero_point >= 0 && zero_point <= 255, [&] {
+    return absl::StrCat("zero_point must be from 0 to 255, got ", zero_point);
+  });
+  if (!rule.status().ok()) return rule.status();
   Call<Problem> call{p, {0, 1, 2, 4}, {}, {zero_point}};
   TF_RETURN_IF_ERROR(
       call.AddResult({p.batch, p.out_height, p.out_width, p.out_channels}));

@@ -43,7 +43,6 @@ Int8Plan<GpuExec, T> PlanFloat(const GpuExec& exec, const Problem& p) {
       [=](const GpuExec& exec, const T* input, const uint8_t* codes, const float* scale,
           int32_t zero_point, const float* multipliers, T* output,
           void* workspace) -> LaunchError {
-        CAPSOPS_RETURN_IF_ERROR(CheckZeroPoint(zero_point));
         char* const bytes = static_cast<char*>(workspace);
         A* const image = reinterpret_cast<A*>(bytes);
         A* const sums = reinterpret_cast<A*>(bytes + read_bytes);

@@ -12,6 +12,7 @@
 #include "tests/sanitizers/gpu_families.h"
 #include "tests/sanitizers/gpu_slab_problems.h"
 #include "tests/sanitizers/problems.h"
+#include "tests/sanitizers/small_problems.h"
 
 namespace capsops {
 

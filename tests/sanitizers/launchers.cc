@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "tests/sanitizers/problems.h"
+#include "tests/sanitizers/small_problems.h"
 
 #include "cc/cpu/dispatch/tasks.h"
 

@@ -86,7 +86,7 @@ def inq_conv2d_int8(
     >>> image = tf.constant([[0.0, 0.26, 9.0]])[:, :, tf.newaxis, tf.newaxis]
     >>> codes = tf.constant([[[[1, 4]]]], tf.uint8)  # 2 ** 1, -2 ** 0
     >>> tf_capsops.inq_conv2d_int8(image, codes, 1, 0.25, 0, bits=3)[0, :, 0].numpy()
-    array([[ 0.  , -0.  ],
+    array([[ 0.  ,  0.  ],
            [ 0.5 , -0.25],
            [18.  , -9.  ]], dtype=float32)
     """

@@ -43,7 +43,6 @@ Int8Plan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
       [=, &kernels](const CpuExec& exec, const T* input_data, const uint8_t* codes,
                     const float* scale, int32_t zero_point, const float* multipliers,
                     T* output, void* workspace) -> LaunchError {
-        CAPSOPS_RETURN_IF_ERROR(CheckZeroPoint(zero_point));
         uint8_t* const image = static_cast<uint8_t*>(workspace);
         char* const packed = static_cast<char*>(workspace) + image_bytes;
         std::atomic<bool> fit = true;
