@@ -13,6 +13,7 @@ those of the rivals. Keras has no int8 mode of convolutions.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -77,18 +78,17 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
     moved = {"strides": stride, "padding": padding}
     methods = {"conv2d": lambda images: tf.nn.conv2d(images, weights, stride, padding)}
     sizes = {"float32": weights.nbytes}
-    zero_point = 128
-    scale = float(np.abs(images).max()) / 127
-    for column, bits in {"inq_conv2d": 5, **_INT8}.items():
+    scale, zero_point = float(np.abs(images).max()) / 127, 128
+    for column, bits in {**_INT8, "inq_conv2d": 5}.items():
         codes, top = tf_capsops.inq.encode(weights, bits)
         sizes["codes"] = codes.size
-        sizes[f"{bits} bits, packed"] = len(tf_capsops.inq.pack(codes, bits))
-        given = {"codes": tf.constant(codes), "top_exponent": top, "bits": bits}
+        sizes[f"file, {bits} bits"] = len(tf_capsops.inq.pack(codes, bits))
+        given = {"codes": tf.constant(codes), "top_exponent": top, "bits": bits, **moved}
         if column in _INT8:
             given |= {"scale": scale, "zero_point": zero_point}
-        function = tf_capsops.inq_conv2d_int8 if column in _INT8 else None
-        function = function or tf_capsops.inq_conv2d
-        methods[column] = _called(function, given | moved)
+            methods[column] = functools.partial(tf_capsops.inq_conv2d_int8, **given)
+        else:
+            methods[column] = functools.partial(tf_capsops.inq_conv2d, **given)
     if shape[:2] == (1, 1):
         model = keras.Sequential([keras.Input(shape[2:]), keras.layers.Dense(filters)])
         model.quantize("int8")
@@ -100,10 +100,6 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
     sizes["TFLite file"] = len(file)
     tensor = tf.constant(images)
     return {c: lambda run=run: run(tensor) for c, run in compiled.items()}, sizes
-
-
-def _called(function: Callable, given: dict) -> Callable:
-    return lambda images: function(images, **given)
 
 
 def _times(methods: dict[str, Callable], rounds: int) -> dict[str, float]:

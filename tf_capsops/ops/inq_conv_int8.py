@@ -48,11 +48,11 @@ def inq_conv2d_int8(
         q = clip(round(inputs / scale) + zero_point, 0, 255)
 
     is the affine scheme of Jacob et al., "Quantization and Training of Neural Networks
-    for Efficient Integer-Arithmetic-Only Inference" (2018), with ties to even. On a CPU
-    `q - zero_point` and weights are integers, whose sums are exact and take four to
-    eight products in the time of one in float32; each is multiplied once by its float.
-    A GPU and `portable` sum the same integers in floating point. An infinity is the
-    largest or smallest number that q stands for, and NaN is the smallest.
+    for Efficient Integer-Arithmetic-Only Inference" (2018), with ties to even. A CPU
+    multiplies and adds integers, so sums are exact; each is rounded to floating point
+    once and multiplied by a power of two and the scale. A GPU and `portable` sum the
+    same integers in floating point. Infinities become the largest and the smallest
+    number that q stands for, and NaN the smallest.
 
     For inference: a gradient is a `LookupError` that names the op.
 
