@@ -13,7 +13,6 @@ those of the rivals. Keras has no int8 mode of convolutions.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import pathlib
@@ -86,9 +85,9 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
         given = {"codes": tf.constant(codes), "top_exponent": top, "bits": bits, **moved}
         if column in _INT8:
             given |= {"scale": scale, "zero_point": zero_point}
-            methods[column] = functools.partial(tf_capsops.inq_conv2d_int8, **given)
+            methods[column] = _closed(tf_capsops.inq_conv2d_int8, given)
         else:
-            methods[column] = functools.partial(tf_capsops.inq_conv2d, **given)
+            methods[column] = _closed(tf_capsops.inq_conv2d, given)
     if shape[:2] == (1, 1):
         model = keras.Sequential([keras.Input(shape[2:]), keras.layers.Dense(filters)])
         model.quantize("int8")
@@ -100,6 +99,11 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
     sizes["TFLite file"] = len(file)
     tensor = tf.constant(images)
     return {c: lambda run=run: run(tensor) for c, run in compiled.items()}, sizes
+
+
+def _closed(function: Callable, given: dict) -> Callable:
+    """Returns a function of images alone: a graph has all else as constants."""
+    return lambda images: function(images, **given)
 
 
 def _times(methods: dict[str, Callable], rounds: int) -> dict[str, float]:
