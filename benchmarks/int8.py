@@ -82,7 +82,12 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
         codes, top = tf_capsops.inq.encode(weights, bits)
         sizes["codes"] = codes.size
         sizes[f"file, {bits} bits"] = len(tf_capsops.inq.pack(codes, bits))
-        given = {"codes": tf.constant(codes), "top_exponent": top, "bits": bits, **moved}
+        given = {
+            "codes": tf.constant(codes),
+            "top_exponent": top,
+            "bits": bits,
+            **moved,
+        }
         if column in _INT8:
             given |= {"scale": scale, "zero_point": zero_point}
             methods[column] = _closed(tf_capsops.inq_conv2d_int8, given)

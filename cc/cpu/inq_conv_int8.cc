@@ -54,8 +54,8 @@ void Quantize(int64_t count, const T* input, float scale, int32_t zero_point,
     A x = Widen(input[i]) / scale;
     x = x > least ? x : least;  // also if x is NaN
     x = x < most ? x : most;
-    image[i] = static_cast<uint8_t>(static_cast<int32_t>(x + kRound - kRound) +
-                                    zero_point);
+    image[i] =
+        static_cast<uint8_t>(static_cast<int32_t>(x + kRound - kRound) + zero_point);
   }
 }
 

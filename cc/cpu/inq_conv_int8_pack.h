@@ -31,8 +31,8 @@ constexpr int64_t TermBytes(Product product) {
 }
 
 // Returns the sums plus the products of the terms of each lane. Terms of 8 bits are
-// unsigned, and their weights are signed. VNNI is not part of x86-64-v4, so the compiler
-// has no functions for it.
+// unsigned, and their weights are signed. VNNI is not part of x86-64-v4, so the
+// compiler has no functions for it.
 template <Product kProduct>
 CAPSOPS_INLINE Sums MultiplyAdd(Sums sums, Sums terms, Sums weights) {
 #if defined(__AVX512BW__)
@@ -148,9 +148,9 @@ bool PackPanel(const Problem& p, const Division& d, int64_t task, const uint8_t*
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v, to += kVectorBytes) {
       const int64_t first = channel + v * kLanes<uint32_t>;
-      const Sums lanes = LoadCodes<kTerms>(codes + term * p.out_channels + first,
-                                           p.out_channels, terms,
-                                           p.out_channels - first);
+      const Sums lanes =
+          LoadCodes<kTerms>(codes + term * p.out_channels + first, p.out_channels,
+                            terms, p.out_channels - first);
       largest = (Vector<uint8_t>)lanes > largest ? (Vector<uint8_t>)lanes : largest;
       const Sums weights = decode(lanes);
       sums[v] = MultiplyAdd<kProduct>(sums[v], Sums{} + kOnes, weights);

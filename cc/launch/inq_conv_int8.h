@@ -48,9 +48,9 @@ inline int64_t MostTerms(int64_t bits) {
 }
 
 template <typename Exec, typename T>
-using Int8Plan = Plan<Exec, const T* /*input*/, const uint8_t* /*codes*/,
-                      const float* /*scale*/, int32_t /*zero_point*/,
-                      const float* /*multipliers*/, T* /*output*/>;
+using Int8Plan =
+    Plan<Exec, const T* /*input*/, const uint8_t* /*codes*/, const float* /*scale*/,
+         int32_t /*zero_point*/, const float* /*multipliers*/, T* /*output*/>;
 
 // input [batch, in_height, in_width, in_channels], codes [kernel_height, kernel_width,
 // in_channels, out_channels], scale [], multipliers [out_channels] -> output [batch,

@@ -23,15 +23,14 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   });
   if (!rule.status().ok()) return rule.status();
   const PartialTensorShape scalar(absl::Span<const int64_t>{});
-  TF_ASSIGN_OR_RETURN(const auto conv,
-                      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), scalar,
-                                        attributes, kName));
+  TF_ASSIGN_OR_RETURN(
+      const auto conv,
+      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), scalar, attributes, kName));
   Problem p{conv.problem};
   rule.Bind("scale", inputs.shape(2), {});
   rule.Bind("zero_point", inputs.shape(3), {});
   rule.Bind("multipliers", inputs.shape(4), {{"out_channels", &p.out_channels}});
-  const bool known =
-      p.kernel_height >= 0 && p.kernel_width >= 0 && p.in_channels >= 0;
+  const bool known = p.kernel_height >= 0 && p.kernel_width >= 0 && p.in_channels >= 0;
   // The exact product may not fit in 64 bits.
   const double terms =
       static_cast<double>(p.kernel_height) * p.kernel_width * p.in_channels;

@@ -156,9 +156,7 @@ def test_bad_arguments_are_named(argument, value, text):
 
 
 def _called(inputs, codes, top_exponent, **attributes):
-    return tf_capsops.inq_conv2d_int8(
-        inputs, codes, top_exponent, 0.1, 3, **attributes
-    )
+    return tf_capsops.inq_conv2d_int8(inputs, codes, top_exponent, 0.1, 3, **attributes)
 
 
 @pytest.mark.parametrize(
@@ -209,9 +207,13 @@ def test_inferred_outputs(inputs, codes, attributes, inferred):
     with tf.Graph().as_default():
         operands = placeholder(inputs), placeholder(codes, tf.uint8)
         more = placeholder((), tf.float32), placeholder((), tf.int32)
-        shape = bare().inq_conv_int8(
-            *operands, *more, placeholder(UNKNOWN, tf.float32), **attributes
-        ).shape
+        shape = (
+            bare()
+            .inq_conv_int8(
+                *operands, *more, placeholder(UNKNOWN, tf.float32), **attributes
+            )
+            .shape
+        )
     assert shape.as_list() == inferred
 
 
