@@ -80,7 +80,7 @@ def _reference(images, codes, multipliers, scale=0.03, zero_point=111, **attribu
 
 @every_bits
 @pytest.mark.parametrize("name", [*SHAPES, *EMPTY])
-def test_values(name, bits, device):
+def test_float32_values(name, bits, device):
     """Sums are below 2^24, so that a GPU's float32 holds them, too."""
     *tensors, moved = _draw({**SHAPES, **EMPTY}[name], bits)
     result = _compute(*tensors, bits=bits, **moved)

@@ -21,7 +21,7 @@ CAPSOPS_SELECTED_KERNELS
 
 // The largest weight of 5 bits, 2^7, takes 16 bits.
 Product Choose(const Problem& p) {
-  if (!HasVnni()) return Product::kMaddWords;
+  if (!UseVnni()) return Product::kMaddWords;
   return p.bits < 5 ? Product::kDotBytes : Product::kDotWords;
 }
 
