@@ -301,7 +301,7 @@ test: build  ## run the tests, of each grid of sizes and types a selection; ARGS
 else
 test: $(LAUNCHERS) $(if $(filter thread,$(SANITIZE)),,build)
 	@$(if $(COVERAGE),find $(BUILD) -name '*.gcda' -delete)
-	$(Q)for level in 2 3 4; do TSAN_OPTIONS=halt_on_error=1 TF_CAPSOPS_CPU_LEVEL=$$level $(LESS_RANDOM) $(LAUNCHERS) || exit 1; done
+	$(Q)for level in 2 3 4 5; do TSAN_OPTIONS=halt_on_error=1 TF_CAPSOPS_CPU_LEVEL=$$level $(LESS_RANDOM) $(LAUNCHERS) || exit 1; done
 	$(if $(filter thread,$(SANITIZE)),,$(UNDER_SANITIZERS) $(call PYTEST,1) --capture=sys $(or $(ARGS),$(SANITIZED_TESTS)))
 	$(if $(COVERAGE),$(Q)$(PY) -m gcovr $(BUILD))
 endif

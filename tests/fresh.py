@@ -145,6 +145,11 @@ def pass_on_older_processors(*arguments):
     The suite itself runs those of this processor's own level. Levels share the code
     that finds pixels, and differ in that for numbers.
     """
+    pass_on_levels((2, 3), *arguments)
+
+
+def pass_on_levels(levels, *arguments):
+    """Runs tests on kernels of each of these levels of the x86-64 psABI."""
     processes = [
         start(
             "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))",
@@ -153,7 +158,7 @@ def pass_on_older_processors(*arguments):
             TF_CAPSOPS_CPU_LEVEL=str(level),
             CUDA_VISIBLE_DEVICES="-1",
         )
-        for level in (2, 3)
+        for level in levels
     ]
     for process in processes:
         assert " passed" in finish(process)

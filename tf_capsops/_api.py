@@ -30,6 +30,7 @@ from tf_capsops.ops.capsule_prediction import capsule_prediction
 from tf_capsops.ops.capsule_routing import capsule_routing, routing_coefficients
 from tf_capsops.ops.high_order_conv import high_order_conv2d
 from tf_capsops.ops.inq_conv import inq_conv2d
+from tf_capsops.ops.inq_conv_int8 import inq_conv2d_int8
 from tf_capsops.ops.squash import squash
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "high_order_conv2d",
     "inq",
     "inq_conv2d",
+    "inq_conv2d_int8",
     "layers",
     "library_path",
     "losses",

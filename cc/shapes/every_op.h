@@ -11,6 +11,7 @@
 #include "cc/shapes/capsule_routing.h"
 #include "cc/shapes/high_order_conv.h"
 #include "cc/shapes/inq_conv.h"
+#include "cc/shapes/inq_conv_int8.h"
 #include "cc/shapes/inq_decode.h"
 
 namespace capsops {
@@ -28,6 +29,6 @@ using EveryOp =
            capsule_routing::ForwardWithSumsOp, capsule_routing::BackwardOp,
            capsule_routing::CoefficientsOp, high_order_conv::ForwardOp,
            high_order_conv::BackwardOp, inq_conv::ForwardOp, inq_conv::BackpropInputOp,
-           inq_decode::DecodeOp>;
+           inq_conv_int8::ForwardOp, inq_decode::DecodeOp>;
 
 }  // namespace capsops

@@ -58,9 +58,9 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
 absl::StatusOr<Convolution> Resolve(const PartialTensorShape& input,
                                     const PartialTensorShape& codes,
                                     const PartialTensorShape& top_exponent,
-                                    const Attributes& attributes) {
-  return ResolveAll("InqConv", "input", input, codes, top_exponent,
-                    PartialTensorShape(), attributes);
+                                    const Attributes& attributes, const char* op) {
+  return ResolveAll(op, "input", input, codes, top_exponent, PartialTensorShape(),
+                    attributes);
 }
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {

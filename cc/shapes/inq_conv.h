@@ -36,10 +36,12 @@ struct Convolution {
   tensorflow::PartialTensorShape output;
 };
 
+// `op` is for messages.
 absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
                                     const tensorflow::PartialTensorShape& codes,
                                     const tensorflow::PartialTensorShape& top_exponent,
-                                    const Attributes& attributes);
+                                    const Attributes& attributes,
+                                    const char* op = Forward::kName);
 
 struct ForwardOp : Forward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;

@@ -61,7 +61,7 @@ class Call:
         types: The dtypes of all inputs, by name.
         attributes: All but those that are types.
         sums_type: The type of sums that are a result.
-        top_exponent: What the input of this name holds.
+        top_exponent: What the input of this name holds, or `zero_point`.
         code: The number that one of the codes is, or None.
         ranks: Those of sizes that are no vectors, by name.
         form: As `signatures.accepts` has it, and
@@ -207,8 +207,10 @@ def _call(op, form, dims, attributes, dtype, top_exponent=0):
     for name, text in signatures.INPUTS[op].items():
         shapes[name] = tuple(dims[a] for a in signatures.axes_of(text, form))
         types[name] = dtype
-        if text.startswith("sizes:") or name == "top_exponent":
+        if text.startswith("sizes:") or name in ("top_exponent", "zero_point"):
             types[name] = tf.int32
+        elif name in ("scale", "multipliers"):
+            types[name] = tf.float32
         elif name == "codes":
             types[name] = tf.uint8
         elif signatures.is_wide(op, name):

@@ -14,6 +14,7 @@ from reference import (
     capsule_prediction,
     high_order_conv,
     inq_conv,
+    inq_conv_int8,
 )
 
 _INT32_MAX = 2**31 - 1
@@ -92,6 +93,12 @@ INPUTS = {
         "top_exponent": "",
         **_some(_IMAGES, "grad"),
     },
+    "InqConvInt8": {
+        **_some(_IMAGES, "input", "codes"),
+        "scale": "",
+        "zero_point": "",
+        "multipliers": "o",
+    },
     "InqDecode": {"codes": "n c", "scales": "c"},
 }
 RESULTS = {
@@ -114,6 +121,7 @@ RESULTS = {
     "HighOrderConvGrad": ["n h w c", "n h w f"],
     "InqConv": [_IMAGES["grad"]],
     "InqConvBackpropInput": [_IMAGES["input"]],
+    "InqConvInt8": [_IMAGES["grad"]],
     "InqDecode": ["n c"],
 }
 
@@ -206,7 +214,7 @@ def _attributes_hold(op, attributes):
         "padding": lambda text: text in ("VALID", "SAME"),
         "data_format": lambda text: text in ("NHWC", "NCHW"),
         "groups": lambda number: 0 < number < 2**63,
-        "bits": lambda number: 2 <= number <= 8,
+        "bits": lambda number: 2 <= number <= (5 if op == "InqConvInt8" else 8),
         "iterations": lambda number: 1 <= number <= _INT32_MAX,
         "order": lambda number: 0 <= number <= 2,
         "normalize": lambda text: text in ("parents", "all", "none"),
@@ -245,6 +253,9 @@ def follow(op, dims, attributes):
             dims[out] = sized(dims[size], dims[kernel], *moved)
             if dims[out] is None:
                 return False
+    if op == "InqConvInt8":
+        largest = 255 * 2 ** (2 ** (attributes["bits"] - 2) - 1)
+        return dims["y"] * dims["x"] * dims["c"] * largest < 2**31
     if "kernel_size" in attributes:
         dims["f"] = attributes["groups"] * math.prod(attributes["kernel_size"])
         return dims["c"] % attributes["groups"] == 0 and dims["f"] < 2**63
@@ -331,6 +342,7 @@ def answers(op, form, arrays, attributes):
         "CapsuleConvBackpropWeights": capsule_conv.backprop_weights,
         "InqConv": inq_conv.forward,
         "InqConvBackpropInput": inq_conv.backprop_input,
+        "InqConvInt8": inq_conv_int8.forward,
         "InqDecode": inq_conv.decode_columns,
     }[op]
     return [reference(*arrays, **attributes)]

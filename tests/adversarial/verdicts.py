@@ -26,6 +26,8 @@ ERRORS = (
     ValueError,
 )
 _LARGEST_COMPARED = 64  # of all dimensions
+_FIXED = {"codes": tf.uint8, "top_exponent": tf.int32, "zero_point": tf.int32}
+_FIXED |= {"scale": tf.float32, "multipliers": tf.float32}
 
 
 def tensors(call):
@@ -39,7 +41,7 @@ def tensors(call):
             array = array[None] if call.ranks.get(name) == 2 else array
         elif 0 in shape:
             array = None
-        elif name == "top_exponent":
+        elif name in ("top_exponent", "zero_point"):
             array = np.full(shape, call.top_exponent)
         elif name == "codes":
             array = rng.integers(0, min(2 ** (calls.bits(call) - 1), 16) + 1, shape)
@@ -100,6 +102,8 @@ def must_succeed(call, on_gpu):
         return False
     if not on_gpu and _is_code_wrong(call):  # which a GPU reads as zero
         return False
+    if "zero_point" in call.shapes and not 0 <= call.top_exponent <= 255:
+        return False
     return max(map(math.prod, call.results)) < calls.NO_MEMORY and not _too_large(call)
 
 
@@ -143,7 +147,7 @@ def _is_code_wrong(call):
 def fixed_types_hold(call):
     """Tells whether inputs whose types no attribute chooses have them."""
     fixed = {name: tf.int32 for name in call.names if call.is_sizes(name)}
-    fixed |= {"codes": tf.uint8, "top_exponent": tf.int32}
+    fixed |= _FIXED
     return all(
         call.types[name] == fixed.get(name, call.types[name]) for name in call.names
     )
@@ -151,7 +155,7 @@ def fixed_types_hold(call):
 
 def _well_typed(call):
     wide = {name for name in call.names if signatures.is_wide(call.op, name)}
-    others = ("codes", "top_exponent", *wide)
+    others = (*_FIXED, *wide)
     numbers = {
         dtype
         for name, dtype in call.types.items()

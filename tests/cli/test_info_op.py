@@ -17,6 +17,7 @@ _CALLS = {
     "--argument linear=1x2x2x3x4x4",
     "HighOrderConv": "--shape 1x5x5x2 1x5x5x9 --argument kernel_size=3",
     "InqConv": "--shape 1x5x5x4 3x3x4x8 --argument bits=4",
+    "InqConvInt8": "--shape 1x5x5x4 3x3x4x8 --argument bits=4",
 }
 
 
@@ -29,7 +30,9 @@ def test_every_op(op, capsys):
         return
     assert status == 0
     lines = [line.split(maxsplit=2) for line in printed.out.splitlines()]
-    assert {name for name, *_ in lines} > {op}  # a gradient, too
+    assert {name for name, *_ in lines} > {
+        op
+    }  # also its gradient, or InqConv
     for name in {name for name, *_ in lines}:
         states = [state for each, _, state in lines if each == name]
         assert states.count("runs") == 1, printed.out

@@ -48,6 +48,16 @@ _FUNCTIONS = {
         ),
         {"inputs": (1, 4, 4, 2)},
     ),
+    "inq_conv2d_int8": (
+        functools.partial(
+            tf_capsops.inq_conv2d_int8,
+            codes=np.ones([2, 2, 2, 3], np.int64),
+            top_exponent=0,
+            scale=0.5,
+            zero_point=3,
+        ),
+        {"inputs": (1, 4, 4, 2)},
+    ),
 }
 _OPS = {
     "capsule_prediction": "CapsulePrediction",
@@ -57,6 +67,7 @@ _OPS = {
     "capsule_conv_routing": "CapsuleConvRouting",
     "high_order_conv2d": "HighOrderConv",
     "inq_conv2d": "InqConv",
+    "inq_conv2d_int8": "InqConvInt8",
 }
 _OPERANDS = [
     (function, operand)

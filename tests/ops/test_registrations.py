@@ -32,6 +32,7 @@ HOST_MEMORY = {
     "CapsuleMomentShares": [],
     "InqConv": ["top_exponent"],
     "InqConvBackpropInput": ["input_sizes", "top_exponent"],
+    "InqConvInt8": ["zero_point"],
     "InqDecode": [],
 }
 

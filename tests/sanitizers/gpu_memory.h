@@ -92,6 +92,9 @@ struct LoadedCall {
     const bool shifted = !path->aligned() && draw.Below(2) == 1;
     // Some exponents exceed what kernels multiply by at once, or what the type holds.
     call.top_exponent = draw.Pick({3, 3, 3, 70, -70, 1000, -1000});
+    // This op has a zero point in its place. Numbers below it have smaller magnitudes
+    // than those above it.
+    if (path->op == "InqConvInt8") call.top_exponent = draw.Pick({0, 3, 100});
     for (Tensor& tensor : call.tensors) {
       tensors.emplace_back(tensor.bytes(), shifted ? tensor.element : 0);
       pointers.push_back(tensors.back().data());

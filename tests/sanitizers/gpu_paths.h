@@ -183,6 +183,7 @@ inline std::vector<Path> AllPaths(const GpuExec& exec, const std::string& op,
   AddPathsOf<capsule_conv::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<high_order_conv::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<inq_conv::Problem>(exec, draw, most_work, &paths);
+  AddPathsOf<inq_conv_int8::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<inq_decode::Problem>(exec, draw, most_work, &paths);
   const auto other = [&](const Path& path) { return path.op.rfind(op, 0) != 0; };
   paths.erase(std::remove_if(paths.begin(), paths.end(), other), paths.end());

@@ -12,6 +12,7 @@
 #include "tests/sanitizers/gpu_families.h"
 #include "tests/sanitizers/gpu_slab_problems.h"
 #include "tests/sanitizers/problems.h"
+#include "tests/sanitizers/small_problems.h"
 
 namespace capsops {
 
@@ -210,6 +211,18 @@ inline std::vector<Family<inq_conv::Problem>> FamiliesOf(const inq_conv::Problem
   dimensions.push_back({&P::out_channels, channels});
   dimensions.push_back({&P::bits, {2, 3, 4, 6, 7, 8}});
   return Families<P>({P{window, 5}}, dimensions);
+}
+
+inline std::vector<Family<inq_conv_int8::Problem>> FamiliesOf(
+    const inq_conv_int8::Problem*) {
+  using P = inq_conv_int8::Problem;
+  const std::vector<int64_t> channels = {0, 1, 2, 3, 4, 5, 16, 17, 33, 64};
+  const capsule_conv::WindowProblem window = Convolution({16, 32});
+  auto dimensions = WindowDimensions<P>();
+  dimensions.push_back({&P::in_channels, channels});
+  dimensions.push_back({&P::out_channels, channels});
+  dimensions.push_back({&P::bits, {2, 3, 4}});
+  return Families<P>({P{{window, 5}}}, dimensions);
 }
 
 inline std::vector<Family<inq_decode::Problem>> FamiliesOf(const inq_decode::Problem*) {

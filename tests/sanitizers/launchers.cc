@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "tests/sanitizers/problems.h"
+#include "tests/sanitizers/small_problems.h"
 
 #include "cc/cpu/dispatch/tasks.h"
 
@@ -149,6 +150,7 @@ int Main() {
     Add<capsule_conv::Problem>(draw);
     Add<high_order_conv::Problem>(draw);
     Add<inq_conv::Problem>(draw);
+    Add<inq_conv_int8::Problem>(draw);
     Add<inq_decode::Problem>(draw);
     Add<capsule_conv_routing::Problem>(draw);
     Add<capsule_moments::Problem>(draw);

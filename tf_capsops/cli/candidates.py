@@ -15,6 +15,7 @@ _FUNCTIONS = {
     "CapsuleMoments": "capsule_moments",
     "HighOrderConv": "high_order_conv2d",
     "InqConv": "inq_conv2d",
+    "InqConvInt8": "inq_conv2d_int8",
 }
 _SHAPE = re.compile(r"\d+(x\d+)*")
 
@@ -113,8 +114,9 @@ def _call(args):
         return tf.zeros([int(size) for size in shape.split("x")], dtype)
 
     tensors = [None if shape == "none" else zeros(shape) for shape in args.shape]
-    if args.op == "InqConv" and len(tensors) == 2:
-        tensors[1:] = [zeros(args.shape[1], "uint8"), 0]
+    if args.op.startswith("InqConv") and len(tensors) == 2:
+        scale_and_zero_point = [1.0, 0] if args.op == "InqConvInt8" else []
+        tensors[1:] = [zeros(args.shape[1], "uint8"), 0, *scale_and_zero_point]
     options = {}
     for argument in args.argument or ():
         name, _, value = argument.partition("=")
@@ -132,4 +134,5 @@ def _call(args):
         with tf.GradientTape() as tape:
             tape.watch(watched)
             results = function(*tensors, **options)
-        tape.gradient(results, watched)
+        if args.op != "InqConvInt8":  # which has none
+            tape.gradient(results, watched)

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <string>
 
+#include "cc/cpu/dispatch/inq_codes.h"
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/cpu/dispatch/tasks.h"
 #include "cc/launch/capsule_conv.h"
@@ -46,20 +47,6 @@ void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
   exec.parallel_for(count, 2, [&](int64_t begin, int64_t end) {
     if (begin < end) body(begin, end - begin);
   });
-}
-
-// Returns an error that names the first code outside the code book. There must be one.
-LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
-  int64_t place = 0;
-  while (codes[place] <= 1 << (p.bits - 1)) ++place;
-  const int64_t o = place % p.out_channels, in = place / p.out_channels;
-  const int64_t c = in % p.in_channels, tap = in / p.in_channels;
-  return {std::string(op) + ": codes[" + std::to_string(tap / p.kernel_width) + "," +
-              std::to_string(tap % p.kernel_width) + "," + std::to_string(c) + "," +
-              std::to_string(o) + "] must be at most " +
-              std::to_string(1 << (p.bits - 1)) + " (bits " + std::to_string(p.bits) +
-              "), got " + std::to_string(codes[place]),
-          Fault::kInvalidArgument};
 }
 
 // Most bytes of the float copies of 16-bit images, unless one sample needs more.

@@ -20,9 +20,16 @@
 namespace capsops {
 
 #if defined(__x86_64__)
+// Returns the environment variable TF_CAPSOPS_CPU_LEVEL, or 0. It lowers the level to
+// 2, 3 or 4, without what no level includes, so that tests reach the kernels of older
+// processors; other numbers change nothing.
+inline int AskedCpuLevel() {
+  const char* const asked = std::getenv("TF_CAPSOPS_CPU_LEVEL");
+  return asked == nullptr ? 0 : std::atoi(asked);
+}
+
 // Returns the highest of levels 2, 3 and 4 that the processor and operating system
-// support. The environment variable TF_CAPSOPS_CPU_LEVEL, 2 or 3, lowers it, so that
-// tests reach the kernels of older processors.
+// support, or the lower one that is asked for.
 inline int CpuLevel() {
   static const int level = [] {
     __builtin_cpu_init();
@@ -33,13 +40,20 @@ inline int CpuLevel() {
         v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl");
-    const int best = v4 ? 4 : v3 ? 3 : 2;
-    const char* const asked = std::getenv("TF_CAPSOPS_CPU_LEVEL");
-    const int level = asked == nullptr ? best : std::atoi(asked);
-    return level == 2 || level == 3 ? std::min(best, level) : best;
+    const int best = v4 ? 4 : v3 ? 3 : 2, asked = AskedCpuLevel();
+    return asked == 2 || asked == 3 ? std::min(best, asked) : best;
   }();
   return level;
 }
+
+// Returns whether to use AVX-512 VNNI, which no level includes.
+inline bool UseVnni() {
+  static const bool use =
+      CpuLevel() == 4 && AskedCpuLevel() != 4 && __builtin_cpu_supports("avx512vnni");
+  return use;
+}
+#else
+inline bool UseVnni() { return false; }
 #endif
 
 // Returns the name of the chosen instruction set, which is the kernel name in plans.
