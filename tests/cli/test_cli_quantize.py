@@ -219,6 +219,42 @@ def test_per_channel(tmp_path, monkeypatch, capsys):
     assert report["wrong_with_codes"] == report["wrong_after"]
 
 
+def test_activation_bits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    options = ["--data", "images.npz", "--steps", "1", "--activation-bits", "3"]
+    assert main(["quantize", "model.keras", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "classifier to 5 bits, activations to 3: 1 steps of" in printed
+    run = tmp_path / "runs/quantize-images"
+    config, report, result = (
+        json.loads((run / f"{name}.json").read_text())
+        for name in ("config", "report", "result")
+    )
+    assert config["activation_bits"] == report["activation_bits"] == 3
+    assert config["recipe"] is None
+    assert [each["activation_bits"] for each in report["layers"]] == [3, 3]
+    converted = keras.saving.load_model(run / "codes.keras")
+    kinds = [type(each).__name__ for each in converted.layers]
+    assert kinds == ["FakeQuant", "InqConv2D", "Flatten", "FakeQuant", "InqDense"]
+    assert {converted.layers[each].bits for each in (0, 3)} == {3}
+    wrong = report["wrong_with_codes"]
+    accuracy = f"{1 - wrong / 30:.2%} ({wrong} wrong)"
+    assert f"with codes, 5 bits, activations to 3: {accuracy}\n" in printed
+    # The training simulated what the model with codes computes.
+    assert wrong == report["steps"][-1]["wrong_after_training"]
+    for path, name in ((run, "wrong_after"), (run / "codes.keras", "wrong_with_codes")):
+        given = [str(path), "--data", "images.npz", "--json"]
+        capsys.readouterr()
+        assert main(["evaluate", *given]) == 0
+        assert json.loads(capsys.readouterr().out)["wrong"] == report[name]
+    assert (result["wrong"], result["wrong_with_codes"]) == (
+        report["wrong_after"],
+        wrong,
+    )
+
+
 def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):
     _classifier(tmp_path / "model.keras")
     _data(tmp_path / "images.npz")
@@ -268,6 +304,8 @@ def test_a_seed_selects_deterministic_kernels(
     "options, text",
     [
         (["--bits", "9"], "argument --bits: invalid choice: 9"),
+        (["--activation-bits", "9"], "argument --activation-bits: invalid choice: 9"),
+        (["--activation-bits", "x"], "argument --activation-bits: invalid int value"),
         (["--steps", "0.5", "0.9"], "--steps must end with 1, got 0.9"),
         (["--steps", "0.5", "0.2", "1"], "steps must be fractions that rise"),
         (["--epochs-per-step", "0"], "must be an integer >= 1, got '0'"),

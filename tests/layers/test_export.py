@@ -82,6 +82,13 @@ _NETWORKS = {
         layers.InqDepthwiseConv2D(3),
         layers.InqDense(5),
     ),
+    "powers_of_two_and_integers": lambda: _of_layers(
+        (9, 8, 3),
+        layers.FakeQuant(8),
+        layers.InqConv2D(8, 3, strides=2),
+        layers.FakeQuant(3),
+        layers.InqDense(5),
+    ),
     "slim_capsules": lambda: _of_layers(
         (8, 6, 3),
         layers.PrimaryCaps(2, 4, 3, padding="same", flatten=False),

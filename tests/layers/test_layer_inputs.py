@@ -20,6 +20,7 @@ _LAYERS = {
     "SlimCaps2D": (lambda: layers.SlimCaps2D(3, 4, 2), "capsules", (1, 3, 3, 2, 4)),
     "HighOrderConv2D": (lambda: layers.HighOrderConv2D(3), "inputs", (1, 4, 4, 2)),
     "HighOrderConv1D": (lambda: layers.HighOrderConv1D(3), "inputs", (1, 4, 2)),
+    "FakeQuant": (lambda: layers.FakeQuant(), "inputs", (1, 4)),
     "InqConv2D": (lambda: layers.InqConv2D(3, 2), "images", (1, 4, 4, 2)),
     "InqDense": (lambda: layers.InqDense(3), "inputs", (1, 4)),
     "InqDepthwiseConv2D": (

@@ -15,6 +15,7 @@ from tf_capsops.layers import (
     CapsuleConv2D,
     Conv2D,
     DigitCaps,
+    FakeQuant,
     HighOrderConv1D,
     HighOrderConv2D,
     InqConv2D,
@@ -36,6 +37,7 @@ LAYERS = {
     "InqDepthwiseConv2D": (lambda: InqDepthwiseConv2D(3), (6, 5, 2)),
     "PrimaryCaps": (lambda: PrimaryCaps(2, 4, 3), (6, 5, 2)),
     "SlimCaps2D": (lambda: SlimCaps2D(3, 4, 2, leaky=True), (6, 5, 2, 3)),
+    "FakeQuant": (FakeQuant, (6, 5)),
     "Length": (Length, (6, 5)),
 }
 EPOCHS, SAMPLES, BATCH = 3, 7, 4  # the last batch of an epoch is smaller

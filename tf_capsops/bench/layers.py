@@ -59,6 +59,7 @@ def _cases() -> Iterator[Case]:
     yield from case(large, "DigitCaps", (1152, 8), num_capsules=10, capsule_dim=16)
     yield from case(large, "Length", (10, 16))
     yield from case(large, "Mask", (10, 16), (10,))
+    yield from case(large, "FakeQuant", (20, 20, 256))
     poses = {"pose_shape": (4, 4), "kernel_size": 3}
     for layer, size in (
         ("CapsuleConv1D", (150,)),
@@ -115,6 +116,7 @@ def _cases() -> Iterator[Case]:
     yield from case(tiny, "DigitCaps", (6, 4), num_capsules=3, capsule_dim=2)
     yield from case(tiny, "Length", (3, 4))
     yield from case(tiny, "Mask", (3, 4), (3,))
+    yield from case(tiny, "FakeQuant", (3, 4))
     poses = {"pose_shape": (2, 2), "kernel_size": 2}
     for layer, size in (
         ("CapsuleConv1D", (4,)),

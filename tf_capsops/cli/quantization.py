@@ -15,10 +15,12 @@ from tf_capsops import data, inq
 from tf_capsops.cli import callbacks, evaluation, networks, pipeline, runs, train
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
+from tf_capsops.inq import activations
 from tf_capsops.inq.kernels import channel_axes, layers_and_kernels
 
 CODES = "codes.keras"
 REPORT = "report.json"
+_CALIBRATION = 256  # images
 
 
 def run(args):
@@ -45,10 +47,11 @@ def run(args):
     distortion = trained["distortion"]
     with reported(ValueError):
         steps = inq.IncrementalQuantization(
-            model, args.bits, fractions, epochs_per_step, args.per_channel
+            *(model, args.bits, fractions, epochs_per_step, args.per_channel),
+            activation_bits=args.activation_bits,
         )
     with reported(Exception):  # whatever a model of somebody else's may raise
-        rounded, float_bytes = rehearsed(model, args.bits, args.per_channel)
+        rounded, float_bytes = rehearsed(model, steps, dataset.train)
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
     batches = runs.steps(len(dataset.train), batch_size, trained["steps_per_epoch"])
@@ -62,6 +65,7 @@ def run(args):
         "source": str(source.resolve()),
         "bits": args.bits,
         "per_channel": args.per_channel,
+        "activation_bits": args.activation_bits,
         "steps": fractions,
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
@@ -90,7 +94,7 @@ def run(args):
         print(
             f"{dataset.name}: {len(dataset.train)} images for training, "
             f"{len(dataset.test)} for {pipeline.purpose(share)}\n"
-            f"{model.name} to {args.bits} bits: {len(steps.steps)} steps of "
+            f"{model.name} to {_words(steps)}: {len(steps.steps)} steps of "
             f"{epochs_per_step} epochs of {batches} batches\n"
             f"before: {part} accuracy {before}\n"
             f"all weights quantized at once, without training: {at_once}",
@@ -125,6 +129,7 @@ def run(args):
                 "part": part,
                 "images": len(dataset.test),
                 "bits": args.bits,
+                "activation_bits": args.activation_bits,
                 "seconds": seconds,
                 "wrong_before": before.wrong,
                 "wrong_quantized_at_once": at_once.wrong,
@@ -158,8 +163,8 @@ def _recipe(source, args, seed):
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
         return other  # another model of the run
-    if args.per_channel:
-        return other  # recipes have the paper's code books
+    if args.per_channel or args.activation_bits:
+        return other  # recipes have the paper's code books, and no rounded activations
     own = runs.read_config(source)
     if args.data and data.absolute(args.data) != own.get("data"):
         return other
@@ -173,14 +178,16 @@ def _recipe(source, args, seed):
 
 def _finish(model, dataset, directory, steps, clock, before, report):
     """Converts the quantized model, measures, adds to the report, and prints it."""
-    after = Accuracy.of(model, dataset)
-    bare = bare_copy(model)
-    layers = inq.report(bare, steps.bits, steps.per_channel, all_kinds=True)
-    with_codes = converted(bare, steps.bits, steps.per_channel)
+    bare = bare_copy(model)  # computes in floating point, as the file does
+    after = Accuracy.of(bare, dataset)
+    activations.move(model, bare)
+    layers = inq.report(bare, **_conversion(steps))
+    with_codes = converted(bare, steps)
     with_codes.save(directory / CODES)
     counts = [each.mask.size for each in steps.kernels]
     report["wrong_after"] = after.wrong
-    report["wrong_with_codes"] = Accuracy.of(with_codes, dataset).wrong
+    coded = Accuracy.of(with_codes, dataset)
+    report["wrong_with_codes"] = coded.wrong
     report["weights"] = sum(counts)
     report["bytes_of_weights"] = {
         "float32": 4 * sum(counts),
@@ -196,10 +203,12 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     runs.write_json(directory / REPORT, report)
     part = report["part"]
     accuracy = {"part": part, "images": after.images, "wrong": after.wrong}
+    accuracy["wrong_with_codes"] = coded.wrong
     callbacks.write_result(directory, model, clock, accuracy)
     print(
         f"quantized in {report['seconds']:.0f} s\n"
         f"after: {part} accuracy {after}; it was {before}\n"
+        f"with codes, {_words(steps)}: {coded}\n"
         f"{layers}\n"
         f"{sizes(report)}\n"
         f"wrote {directory}: {CODES}, {REPORT}, {runs.RESULT}"
@@ -269,32 +278,48 @@ def recompile(model, learning_rate, steps):
     model.compile_from_config({**model.get_compile_config(), "optimizer": optimizer})
 
 
-def rehearsed(model, bits, per_channel):
+def rehearsed(model, steps, samples):
     """Does with a copy what is done after training, to see whether it can be done.
 
     Returns:
-      The copy, without a loss, with all weights quantized at once; and the bytes of its
-      file.
+      The copy, without a loss, with all weights quantized at once, and activations
+      rounded if they will be; and the bytes of its file in floating point.
 
     Raises:
       ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
     """
     copy = bare_copy(model)
     for layer, kernel in layers_and_kernels(copy):
-        axes = channel_axes(layer, kernel) if per_channel else ()
-        kernel.assign(inq.quantize(kernel, bits, axes=axes))
-    file_size(converted(copy, bits, per_channel))
-    return copy, file_size(copy)
+        axes = channel_axes(layer, kernel) if steps.per_channel else ()
+        kernel.assign(inq.quantize(kernel, steps.bits, axes=axes))
+    images = None
+    if steps.activation_bits:
+        images, _ = next(iter(samples.batches(_CALIBRATION)))
+    with_codes = converted(copy, steps, images)
+    file_size(with_codes)
+    return with_codes if steps.activation_bits else copy, file_size(copy)
 
 
-def converted(model, bits, per_channel):
+def converted(model, steps, calibration=None):
     """What `tf_capsops.inq.convert` returns, without its warning.
 
     The command prints the table of layers, which says the same.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: ")
-        return inq.convert(model, bits, per_channel, all_kinds=True)
+        return inq.convert(model, **_conversion(steps), calibration=calibration)
+
+
+def _conversion(steps):
+    """The arguments of `convert` and `report` that go with a training."""
+    names = "bits", "per_channel", "activation_bits"
+    return {"all_kinds": True, **{name: getattr(steps, name) for name in names}}
+
+
+def _words(steps):
+    """The bits of weights and activations, as in `5 bits, activations to 8`."""
+    rounded = steps.activation_bits
+    return f"{steps.bits} bits" + (f", activations to {rounded}" if rounded else "")
 
 
 def bare_copy(model):

@@ -22,6 +22,14 @@ def add_arguments(parser):
         help="bits of a weight (default: %(default)s)",
     )
     parser.add_argument(
+        "--activation-bits",
+        type=int,
+        choices=range(2, 9),
+        metavar="2..8",
+        help="bits of what layers read and capsules give, also in the training "
+        "(default: floating point)",
+    )
+    parser.add_argument(
         "--per-channel",
         action="store_true",
         help="give each output channel of a kernel its own code book, which helps with "

@@ -3,11 +3,13 @@
 """Converts models with quantized weights to models that hold codes."""
 
 import dataclasses
+import functools
 import warnings
 
 import keras
 
-from tf_capsops.inq.kernels import layers_in
+from tf_capsops.inq import activations
+from tf_capsops.inq.kernels import is_taken_apart, layers_in
 from tf_capsops.inq.reporting import LayerReport, Report
 from tf_capsops.inq.twins import Books, copied, twin
 from tf_capsops.layers.coded import holds_codes
@@ -16,7 +18,14 @@ from tf_capsops.models.p_capsnet import PCapsNet
 from tf_capsops.models.segmenter import Segmenter
 
 
-def convert(model, bits=None, per_channel=False, all_kinds=False):
+def convert(
+    model,
+    bits=None,
+    per_channel=False,
+    all_kinds=False,
+    activation_bits=None,
+    calibration=None,
+):
     """Returns a copy of a model in which finished layers hold codes.
 
     A layer is finished if its kernel's weights are all zero or powers of two of one
@@ -45,6 +54,13 @@ def convert(model, bits=None, per_channel=False, all_kinds=False):
     Outputs are the same up to the rounding of sums. The copy of a model that refuses
     integer images refuses them too.
 
+    With `activation_bits`, `tf_capsops.layers.FakeQuant` rounds what every layer with a
+    kernel reads, also one that keeps its weights, and what capsule layers give, so that
+    routing is in floating point between rounded numbers. A tensor that several layers
+    read is rounded once. The ranges are the smallest and largest numbers that
+    `calibration` causes, or those that the model was trained with by
+    `IncrementalQuantization(activation_bits=...)`; then outputs are the same, too.
+
     Args:
       model: A `Sequential` or functional model that has been built, or a
         `tf_capsops.models.CapsNet`, `SegCaps` or `UCaps3D`. Models inside it are
@@ -54,6 +70,10 @@ def convert(model, bits=None, per_channel=False, all_kinds=False):
       per_channel: Whether each output channel has its own code book, as
         `IncrementalQuantization` has made them with `per_channel=True`.
       all_kinds: Whether to convert all kinds of layers for which there are codes.
+      activation_bits: Bits of an activation, 2 to 8; None for floating point.
+      calibration: Inputs such as the model will see: an array, or a list or dict of
+        them as the model takes it; or a `tf.data.Dataset` of batches, of which labels
+        are ignored. Some 100 will do. None for the ranges of the training.
 
     Returns:
       A new model, compiled if `model` is. For a `CapsNet` it is a functional model from
@@ -62,7 +82,7 @@ def convert(model, bits=None, per_channel=False, all_kinds=False):
     Raises:
       ValueError: `model` is of another kind or not built, or has a `call` of its own; a
         layer, or a loss of a compiled model, has no config from which to make its copy;
-        or another argument is not as above.
+        there is no range for an activation; or another argument is not as above.
 
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> kernel = model.layers[0].kernel
@@ -71,13 +91,15 @@ def convert(model, bits=None, per_channel=False, all_kinds=False):
     >>> tf_capsops.inq.convert(model).layers[0].bits
     3
     """
-    books = Books.checked("convert", bits, per_channel, all_kinds)
+    books = Books.checked("convert", bits, per_channel, all_kinds, activation_bits)
+    if calibration is not None and activation_bits is None:
+        raise ValueError("convert: calibration needs activation_bits, got None")
     model = _checked("convert", model)
     reports = _reports(model, books)
     message = Report(reports.values()).warning()
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
-    copies, fillings = {}, []
+    copies, fillings, arounds = {}, [], {}
 
     def clone(layer):
         if id(layer) not in copies:
@@ -85,8 +107,8 @@ def convert(model, bits=None, per_channel=False, all_kinds=False):
         return copies[id(layer)]
 
     def made(layer):
-        if _is_taken_apart(layer):
-            return _cloned(layer, clone)
+        if is_taken_apart(layer):
+            return _cloned(layer, clone, arounds)
         of_layer = reports.get(id(layer))
         if of_layer and of_layer.bits and not any(map(holds_codes, layers_in(layer))):
             own = dataclasses.replace(books, bits=of_layer.bits)
@@ -94,27 +116,35 @@ def convert(model, bits=None, per_channel=False, all_kinds=False):
         else:
             copy, fill = _copied(layer)
         fillings.append(fill)
+        if books.activation_bits and activations.is_rounded(layer):
+            arounds[id(copy)] = activations.around_copy(
+                layer, books.activation_bits, calibration is not None
+            )
         return copy
 
     result = clone(model)
     for fill in fillings:
         fill()
+    if calibration is not None:
+        activations.calibrate(result, arounds.values(), calibration)
     return result
 
 
-def report(model, bits=None, per_channel=False, all_kinds=False):
+def report(model, bits=None, per_channel=False, all_kinds=False, activation_bits=None):
     """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
 
     Args:
       model: A model that `convert` takes, or one that it has made.
-      bits, per_channel, all_kinds: as `convert` takes them.
+      bits, per_channel, all_kinds, activation_bits: as `convert` takes them.
 
     Returns:
       A list with an entry for each layer that has weights. An entry has the fields
       `layer` (its path), `kind` (its class), `becomes` (the class that holds its codes,
       or None), `bits` (of a weight; None without codes), `weights` (how many numbers
       are in its kernels), `bytes_before` and `bytes_after` (of all its weights in a
-      file) and `why_not` (a phrase, or None). `str` makes a table of the list.
+      file), `why_not` (a phrase, or None) and `activation_bits` (of the numbers that it
+      reads, or None for floating point; in a model that `convert` has made, those of
+      each `FakeQuant`). `str` makes a table of the list.
 
     Raises:
       ValueError: as for `convert`.
@@ -130,7 +160,7 @@ def report(model, bits=None, per_channel=False, all_kinds=False):
     >>> report[1].why_not
     '27 of 27 weights of kernel are not quantized: neither zero nor a power of two'
     """
-    books = Books.checked("report", bits, per_channel, all_kinds)
+    books = Books.checked("report", bits, per_channel, all_kinds, activation_bits)
     return Report(_reports(_checked("report", model), books).values())
 
 
@@ -140,7 +170,7 @@ def _checked(owner, model):
         raise ValueError(f"{owner}: {model.name} has no weights yet: build it first")
     if isinstance(model, Autoencoder):
         model = model.inference_model()
-    if not _is_taken_apart(model):
+    if not is_taken_apart(model):
         raise ValueError(
             f"{owner}: the model must be Sequential, functional or a CapsNet, got "
             f"{type(model).__name__}: convert the models of those kinds in it"
@@ -148,25 +178,22 @@ def _checked(owner, model):
     return model
 
 
-def _is_taken_apart(layer):
-    """Whether cloning goes into a layer: a model of layers, or of such models."""
-    is_functional = isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
-    return is_functional or isinstance(layer, (keras.Sequential, Segmenter))
-
-
 def _reports(model, books):
     """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
     found = {}
     for layer in model.layers:
-        if _is_taken_apart(layer):
+        if is_taken_apart(layer):
             found.update(_reports(layer, books))
         elif layer.weights and id(layer) not in found:
             found[id(layer)] = LayerReport.of(layer, books)
     return found
 
 
-def _cloned(model, clone):
-    """A copy of a Sequential or functional model, whose layers `clone` copies."""
+def _cloned(model, clone, arounds):
+    """A copy of a Sequential or functional model, whose layers `clone` copies.
+
+    Activations are rounded as `arounds` has it, which `clone` fills.
+    """
     if model.compiled:
         try:
             keras.saving.deserialize_keras_object(model.get_compile_config())
@@ -183,7 +210,7 @@ def _cloned(model, clone):
         if model.compiled:
             result.compile_from_config(model.get_compile_config())
         return result
-    result = keras.models.clone_model(model, clone_function=clone)
+    result = _with_rounding(model, clone, arounds)
     if isinstance(model, PCapsNet):
         result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
     if type(result).call is not type(model).call:
@@ -196,6 +223,22 @@ def _cloned(model, clone):
         result.dtype_policy = model.dtype_policy
         if model.compiled:  # Keras scales the loss if the policy asks for it
             result.compile_from_config(model.get_compile_config())
+    return result
+
+
+def _with_rounding(model, clone, arounds):
+    if not isinstance(model, keras.Sequential):
+        call = functools.partial(activations.called, arounds)
+        return keras.models.clone_model(model, None, clone, call)
+    plain = keras.models.clone_model(model, clone_function=clone)
+    layers = activations.interleaved(arounds, plain.layers)
+    if len(layers) == len(plain.layers):
+        return plain
+    result = keras.Sequential(
+        [plain.inputs[0], *layers], name=plain.name, trainable=plain.trainable
+    )
+    if plain.compiled:
+        result.compile_from_config(plain.get_compile_config())
     return result
 
 

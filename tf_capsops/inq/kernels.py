@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_capsops.codes import quantize, top_exponent
 from tf_capsops.layers.coded import Coded, holds_codes
+from tf_capsops.models.segmenter import Segmenter
 
 _NAMES = ("kernel", "depthwise_kernel", "pointwise_kernel")
 
@@ -59,6 +60,12 @@ def layers_in(root):
 
     visit(root)
     return list(found.values())
+
+
+def is_taken_apart(layer):
+    """Whether cloning goes into a layer: a model of layers, or of such models."""
+    is_functional = isinstance(layer, keras.Model) and isinstance(layer, keras.Function)
+    return is_functional or isinstance(layer, (keras.Sequential, Segmenter))
 
 
 def channel_axes(layer, kernel):

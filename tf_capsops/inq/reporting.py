@@ -8,8 +8,10 @@ import math
 from tf_capsops.inq.kernels import channel_axes, layers_and_kernels, layers_in
 from tf_capsops.inq.twins import bits_or_why_not, twin_kind
 from tf_capsops.layers.coded import holds_codes
+from tf_capsops.layers.fake_quant import FakeQuant
 
 _EXPONENT = 4  # bytes
+_NUMBERS = "bits", "activations", "bytes", "after"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,7 @@ class LayerReport:
     bytes_before: int
     bytes_after: int
     why_not: str | None
+    activation_bits: int | None = None
 
     @classmethod
     def of(cls, layer, books):
@@ -58,6 +61,13 @@ class LayerReport:
             bytes_before=as_numbers + rest,
             bytes_after=(in_codes if bits else as_numbers) + rest,
             why_not=why_not,
+            activation_bits=(
+                layer.bits
+                if isinstance(layer, FakeQuant)
+                else books.activation_bits
+                if kernels
+                else None
+            ),
         )
 
 
@@ -65,18 +75,22 @@ class Report(list):
     """A list of `LayerReport`, which prints as a table."""
 
     def __str__(self):
-        rows = [("layer", "kind", "becomes", "bits", "bytes", "after", "")]
+        heads = "layer", "kind", "becomes", "bits", "activations", "bytes", "after", ""
+        rows = [heads]
         for each in self:
+            bits = str(each.bits or ""), str(each.activation_bits or "")
             numbers = f"{each.bytes_before:,}", f"{each.bytes_after:,}"
-            words = each.becomes or "", str(each.bits or "")
-            rows.append((each.layer, each.kind, *words, *numbers, each.why_not or ""))
+            words = each.layer, each.kind, each.becomes or ""
+            rows.append((*words, *bits, *numbers, each.why_not or ""))
         before, after = self._bytes()
-        rows.append(("in all", "", "", "", f"{before:,}", f"{after:,}", ""))
+        rows.append(("in all", "", "", "", "", f"{before:,}", f"{after:,}", ""))
+        if not any(each.activation_bits for each in self):
+            rows = [(*row[:4], *row[5:]) for row in rows]
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = []
         for row in rows:
             cells = [
-                cell.rjust(width) if column in (3, 4, 5) else cell.ljust(width)
+                cell.rjust(width) if rows[0][column] in _NUMBERS else cell.ljust(width)
                 for column, (cell, width) in enumerate(zip(row, widths))
             ]
             lines.append("  ".join(cells).rstrip())

@@ -9,7 +9,9 @@ import keras
 
 from tf_capsops.arguments import boolean, positive_int
 from tf_capsops.codes import checked_bits
+from tf_capsops.inq.activations import simulate
 from tf_capsops.inq.kernels import PartlyFixedKernel, layers_and_kernels
+from tf_capsops.inq.twins import checked_activation_bits
 
 
 class IncrementalQuantization(keras.callbacks.Callback):
@@ -41,6 +43,12 @@ class IncrementalQuantization(keras.callbacks.Callback):
     it, a warning says so. A `fit` without the callback trains all weights again, unless
     an exception ended the `fit` before it.
 
+    With `activation_bits` the model computes as `convert(activation_bits=...)` makes
+    it compute, while it trains and afterwards: `tf_capsops.layers.FakeQuant` rounds
+    what layers with kernels read and what capsule layers give. Ranges begin as those of
+    the first batch and are moving averages from there on (Jacob et al., CVPR 2018).
+    `convert` takes them from the model; files of the model do not hold them.
+
     Args:
       layers_or_model: A model, a layer, or a list of them.
       bits: Bits of a weight, 2 to 8.
@@ -50,6 +58,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
         `epochs_per_step * (len(steps) - 1) + 1` epochs.
       per_channel: Whether each output channel of a kernel has its own n1, where the
         paper has one for each layer. `convert` needs it, too.
+      activation_bits: Bits of an activation, 2 to 8; None for floating point.
 
     Attributes:
       kernels: The state of each kernel, from the first `fit` on: objects with `layer`,
@@ -80,11 +89,13 @@ class IncrementalQuantization(keras.callbacks.Callback):
         steps=(0.5, 0.75, 0.875, 1.0),
         epochs_per_step=1,
         per_channel=False,
+        activation_bits=None,
     ):
         super().__init__()
         owner = "IncrementalQuantization"
         self.bits = checked_bits(owner, bits)
         self.per_channel = boolean(owner, "per_channel", per_channel)
+        self.activation_bits = checked_activation_bits(owner, activation_bits)
         self.steps = _rising_fractions(owner, steps)
         self.epochs_per_step = positive_int(owner, "epochs_per_step", epochs_per_step)
         roots = layers_or_model
@@ -102,6 +113,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
                 )
         self._roots = roots
         self.kernels = []
+        self._simulated = []
         self.steps_taken = 0
         self._epochs_trained = 0
         self._is_first_epoch = False
@@ -122,6 +134,11 @@ class IncrementalQuantization(keras.callbacks.Callback):
                 )
         for kernel in self.kernels:
             kernel.hold(self.params)
+        if self.activation_bits and not self._simulated:
+            with self.model.distribute_strategy.scope():
+                self._simulated = simulate(self._roots, self.activation_bits)
+        for simulated in self._simulated:
+            simulated.hold()
         self._is_first_epoch = True
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -131,7 +148,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
             for kernel in self.kernels:
                 kernel.restore()
             # A training step traced earlier does not have the new constraints.
-            self.model.make_train_function(force=True)
+            self._trace_again()
         remaining = self.steps[self.steps_taken :]
         if remaining and self._epochs_trained == self._due(self.steps_taken):
             for kernel in self.kernels:
@@ -148,8 +165,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
         # optimizer keeps any.
         for kernel in self.kernels:
             kernel.restore()
-            kernel.release()
-        self.model.make_train_function(force=True)
+        self._release()
+        self._trace_again()
         if self.steps_taken < len(self.steps):
             fraction = self.steps[self.steps_taken - 1] if self.steps_taken else 0
             warnings.warn(
@@ -193,6 +210,16 @@ class IncrementalQuantization(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
+    def _release(self):
+        for each in (*self.kernels, *self._simulated):
+            each.release()
+
+    def _trace_again(self):
+        self.model.make_train_function(force=True)
+        if self._simulated:
+            self.model.make_test_function(force=True)
+            self.model.make_predict_function(force=True)
+
     def _due(self, step):
         """Returns after how many epochs the step is taken."""
         return step * self.epochs_per_step
@@ -203,8 +230,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
         if self.steps_taken == len(self.steps) or epochs is None:
             return
         if epochs - epoch < needed:
-            for kernel in self.kernels:
-                kernel.release()
+            self._release()
             raise ValueError(
                 f"IncrementalQuantization: {len(self.steps)} steps, "
                 f"{self.steps_taken} of them taken, with epochs_per_step "

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tf_capsops import layers
-from tf_capsops.arguments import boolean
+from tf_capsops.arguments import boolean, int_between
 from tf_capsops.codes import checked_bits
 from tf_capsops.inq.kernels import channel_axes, kernels, layers_and_kernels
 from tf_capsops.layers.coded import Coded
@@ -45,20 +45,29 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Books:
-    """How `tf_capsops.inq.convert` is to encode weights; it documents the fields."""
+    """How `tf_capsops.inq.convert` is to encode; it documents the fields."""
 
     bits: int | None = None
     per_channel: bool = False
     all_kinds: bool = False
+    activation_bits: int | None = None
 
     @classmethod
-    def checked(cls, owner, bits, per_channel, all_kinds):
+    def checked(cls, owner, bits, per_channel, all_kinds, activation_bits):
         """These arguments, or a ValueError that names `owner`."""
         return cls(
             None if bits is None else checked_bits(owner, bits),
             boolean(owner, "per_channel", per_channel),
             boolean(owner, "all_kinds", all_kinds),
+            checked_activation_bits(owner, activation_bits),
         )
+
+
+def checked_activation_bits(owner, bits):
+    """Returns bits of an activation, 2 to 8 or None, or raises a ValueError."""
+    if bits is None:
+        return None
+    return int_between(owner, "activation_bits", bits, 2, 8)
 
 
 def bits_or_why_not(layer, books):

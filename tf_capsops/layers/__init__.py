@@ -14,6 +14,7 @@ from tf_capsops.layers.conv2d import Conv2D
 from tf_capsops.layers.conv_caps import ConvCaps1D, ConvCaps2D, ConvCaps3D
 from tf_capsops.layers.dense_caps import DenseCaps
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
+from tf_capsops.layers.fake_quant import FakeQuant
 from tf_capsops.layers.high_order_conv1d import HighOrderConv1D
 from tf_capsops.layers.high_order_conv2d import HighOrderConv2D
 from tf_capsops.layers.initializers import CenterTap, RoutedNormal
@@ -52,6 +53,7 @@ __all__ = [
     "ConvCaps3D",
     "DenseCaps",
     "DigitCaps",
+    "FakeQuant",
     "HighOrderConv1D",
     "HighOrderConv2D",
     "InqConv1D",

@@ -1,0 +1,73 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers rounded to integers of few bits and back, as TFLite rounds them."""
+
+import tensorflow as tf
+
+from tf_capsops import _portable
+
+
+def scale_and_zero_point(lo, hi, bits=8):
+    """Returns the scale and zero point of an affine quantization, as TFLite nudges it.
+
+    A number x becomes the integer `clip(round(x / scale) + zero_point, 0, 2^bits - 1)`,
+    and an integer q stands for `(q - zero_point) * scale`. Zero is exact. Equations 1
+    and 13 of Jacob et al. (2018).
+
+    Args:
+      lo, hi: the range, float32 scalars. One that does not hold 0 is extended to it.
+      bits: bits of an integer, 2 to 8.
+
+    Returns:
+      Two float32 scalars, tensors: the scale, `(hi - lo) / (2^bits - 1)`, and the zero
+      point, a whole number from 0 to `2^bits - 1`. Both are 0 if `lo` and `hi` are.
+
+    >>> from tf_capsops.ops.fake_quant import scale_and_zero_point
+    >>> scale, zero_point = scale_and_zero_point(-1.0, 4.1, bits=8)
+    >>> round(float(scale), 6), float(zero_point)
+    (0.02, 50.0)
+    """
+    lo, hi = _with_zero(lo, hi)
+    scale = (hi - lo) / (2**bits - 1)
+    return scale, tf.floor(tf.math.divide_no_nan(-lo, scale) + 0.5)
+
+
+def fake_quant(inputs, lo, hi, bits=8):
+    """Rounds numbers to the integers of `scale_and_zero_point` and back.
+
+    The gradient is straight-through: numbers in the range pass it on, and those below
+    and above it give theirs to `lo` and `hi`.
+
+    Args:
+      inputs: floating-point tensor; it is rounded in float32.
+      lo, hi, bits: as `scale_and_zero_point` takes them. A range of 0 to 0 gives zeros.
+
+    Returns:
+      A tensor of the shape and type of `inputs`.
+    """
+    numbers = tf.cast(inputs, tf.float32)
+    lo, hi = _with_zero(lo, hi)
+    # Converters do not take TensorFlow's op with fewer than 8 bits.
+    compute = (
+        _plain if _portable.is_on() else tf.quantization.fake_quant_with_min_max_vars
+    )
+    return tf.cast(compute(numbers, lo, hi, bits), inputs.dtype)
+
+
+def _plain(numbers, lo, hi, bits):
+    """`tf.quantization.fake_quant_with_min_max_vars`, made of arithmetic."""
+    scale, zero_point = scale_and_zero_point(lo, hi, bits)
+    smallest, largest = -zero_point * scale, (2**bits - 1 - zero_point) * scale
+    clipped = tf.clip_by_value(numbers, _passing(lo, smallest), _passing(hi, largest))
+    steps = tf.math.divide_no_nan(clipped - smallest, scale)
+    return _passing(clipped, tf.floor(steps + 0.5) * scale + smallest)
+
+
+def _passing(tensor, value):
+    """A value whose gradient is that of a tensor."""
+    return tensor + tf.stop_gradient(value - tensor)
+
+
+def _with_zero(lo, hi):
+    lo, hi = (tf.convert_to_tensor(each, tf.float32) for each in (lo, hi))
+    return tf.minimum(lo, 0.0), tf.maximum(hi, 0.0)
