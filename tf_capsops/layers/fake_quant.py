@@ -9,7 +9,12 @@ import tensorflow as tf
 from tf_capsops.arguments import float_tensors
 from tf_capsops.codes import checked_bits
 from tf_capsops.layers.weights import require_built, title
-from tf_capsops.ops.fake_quant import fake_quant, scale_and_zero_point
+from tf_capsops.ops.fake_quant import (
+    Rounding,
+    fake_quant,
+    mark,
+    scale_and_zero_point,
+)
 from tf_capsops.registered import registered
 
 
@@ -21,7 +26,8 @@ class FakeQuant(keras.layers.Layer):
     it: Jacob et al., "Quantization and Training of Neural Networks for Efficient
     Integer-Arithmetic-Only Inference" (CVPR 2018). `scale_and_zero_point` gives the
     integers; numbers out of the range `[lo, hi]` are clipped to it.
-    `tf_capsops.inq.convert(activation_bits=8)` puts such layers into a model.
+    `tf_capsops.inq.convert(activation_bits=8)` puts such layers into a model. On a CPU,
+    an `InqConv2D` or `InqDense` that reads their output convolves the integers.
 
     The range is learned by gradient with the rest of the model, or follows the batches:
     with `momentum`, each batch in training moves it towards the batch's smallest and
@@ -80,7 +86,9 @@ class FakeQuant(keras.layers.Layer):
     def call(self, inputs, training=None):
         (inputs,) = float_tensors("FakeQuant", inputs=inputs)
         if self.momentum is None:
-            return fake_quant(inputs, self.lo, self.hi, self.bits)
+            lo, hi = map(tf.convert_to_tensor, (self.lo, self.hi))
+            rounded = fake_quant(inputs, lo, hi, self.bits)
+            return mark(rounded, Rounding(lo, hi, self.bits))
         if training and self.trainable:
             self._follow(tf.cast(inputs, tf.float32))
         rounded = fake_quant(inputs, self.lo, self.hi, self.bits)

@@ -8,6 +8,7 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.ops.fake_quant import rounding_of
 from tf_capsops.registered import registered
 
 
@@ -19,7 +20,8 @@ class InqConv2D(InqLayer):
     memory and `bits` bits in a file. Codes do not train; the bias does, and gradients
     reach the input. `tf_capsops.inq.IncrementalQuantization` trains weights for the
     layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
-    quantizes weights at once. Regularizers and constraints exist for the bias only.
+    quantizes weights at once. Regularizers and constraints exist for the bias only. On a
+    CPU, the output of a `FakeQuant` is convolved in integers, with up to 5 bits.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
@@ -79,6 +81,7 @@ class InqConv2D(InqLayer):
         (images,) = float_tensors("InqConv2D", images=images)
         return self._convolve(
             images,
+            rounding_of(images),
             strides=self.strides,
             padding=self.padding.upper(),
             dilations=self.dilation_rate,

@@ -2,13 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of layers whose kernels are powers of two."""
 
+import math
+
 import keras
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.arguments import boolean
 from tf_capsops.codes import checked_bits, decode
 from tf_capsops.layers.coded import Coded
+from tf_capsops.ops.fake_quant import scale_and_zero_point
 from tf_capsops.ops.inq_conv import inq_conv2d, powers_of_two
+from tf_capsops.ops.inq_conv_int8 import MOST_BITS, inq_conv2d_int8, most_terms
 from tf_capsops.ops.squash import at_least_float32
 
 
@@ -69,23 +74,66 @@ class InqLayer(Coded):
                 constraint=self.bias_constraint,
             )
 
-    def _convolve(self, images, **options):
-        """Convolves with the kernel, then applies bias and activation."""
+    def _convolve(self, images, rounding, **options):
+        """Convolves with the kernel, then applies bias and activation.
+
+        Args:
+          images: what `inq_conv2d` takes.
+          rounding: the `Rounding` of these images, or None.
+          **options: of `inq_conv2d`.
+        """
         codes = tf.convert_to_tensor(self.codes)
         exponents = tf.convert_to_tensor(self.top_exponent)
         options["bits"] = self.bits
-        if self.per_channel:
+
+        def of_numbers(images):
+            if not self.per_channel:
+                return inq_conv2d(
+                    images, codes, tf.cast(exponents, tf.int32), **options
+                )
             # Sums of weights up to 1 may be too large for float16.
             sums = inq_conv2d(at_least_float32(images), codes, 0, **options)
-            outputs = sums * powers_of_two(exponents, sums.dtype)
-            outputs = tf.cast(outputs, images.dtype)
-        else:
-            exponent = tf.cast(exponents, tf.int32)
-            outputs = inq_conv2d(images, codes, exponent, **options)
-        return self._finished(outputs)
+            return tf.cast(sums * powers_of_two(exponents, sums.dtype), images.dtype)
+
+        def of_integers(images):
+            scale, zero_point = scale_and_zero_point(*rounding)
+            zero_point, exponent = (
+                tf.cast(n, tf.int32) for n in (zero_point, exponents)
+            )
+            return inq_conv2d_int8(
+                images, codes, exponent, scale, zero_point, **options
+            )
+
+        if rounding is None or not self._takes_integers(images):
+            return self._finished(of_numbers(images))
+        return self._finished(_with_gradient_of(of_numbers, of_integers)(images))
+
+    def _takes_integers(self, images):
+        """Whether rounded images are convolved as integers, which CPUs do faster."""
+        if _portable.is_on() or tf.config.get_visible_devices("GPU"):
+            return False
+        few_bits = images.dtype == tf.float32 and self.bits <= MOST_BITS
+        terms = math.prod(self.codes.shape[:-1])
+        return few_bits and terms <= most_terms(self.bits)
 
     def _finished(self, outputs):
         """Applies bias and activation, which follow the convolution."""
         if self.bias is not None:
             outputs += tf.convert_to_tensor(self.bias)
         return self.activation(outputs)
+
+
+def _with_gradient_of(function, same):
+    """Returns `same`, another way to compute a function, with the function's gradient."""
+
+    @tf.custom_gradient
+    def call(tensor):
+        def gradient(upstream):
+            with tf.GradientTape() as tape:
+                tape.watch(tensor)
+                outputs = function(tensor)
+            return tape.gradient(outputs, tensor, upstream)
+
+        return same(tensor), gradient
+
+    return call

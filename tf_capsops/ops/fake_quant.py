@@ -2,9 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers rounded to integers of few bits and back, as TFLite rounds them."""
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from tf_capsops import _portable
+
+
+class Rounding(NamedTuple):
+    """How a tensor was rounded; the arguments of `scale_and_zero_point`."""
+
+    lo: tf.Tensor
+    hi: tf.Tensor
+    bits: int
+
+
+def mark(tensor, rounding):
+    """Says how a tensor was rounded, to layers that read this very tensor.
+
+    Keras' masks are carried in this way, too.
+    """
+    tensor._capsops_rounding = rounding
+    return tensor
+
+
+def rounding_of(tensor):
+    """The `Rounding` of a tensor, or None where nothing is known of it."""
+    return getattr(tensor, "_capsops_rounding", None)
 
 
 def scale_and_zero_point(lo, hi, bits=8):

@@ -20,7 +20,7 @@ from tf_capsops.ops.inq_conv import decoded, powers_of_two
 from tf_capsops.ops.undifferentiable import refuse
 from tf_capsops.shapes import ShapeRule, dimensions, shape_text
 
-_MOST_BITS = 5
+MOST_BITS = 5
 
 refuse(
     "InqConvInt8",
@@ -91,7 +91,7 @@ def inq_conv2d_int8(
            [18.  , -9.  ]], dtype=float32)
     """
     owner = "inq_conv2d_int8"
-    bits = int_between(owner, "bits", bits, 2, _MOST_BITS)
+    bits = int_between(owner, "bits", bits, 2, MOST_BITS)
     (inputs,) = float_tensors(owner, inputs=inputs)
     codes = integers(owner, "codes", codes, 0, 2**8 - 1)
     codes = tensor_of(owner, "codes", codes, tf.uint8)
@@ -114,6 +114,11 @@ def inq_conv2d_int8(
     if _portable.is_on():
         return _portable.compute(plain, *operands, **attributes, name=name or owner)
     return _library.load().inq_conv_int8(*operands, **attributes, name=name)
+
+
+def most_terms(bits):
+    """The most weights of an output channel, whose sum cannot exceed an int32."""
+    return (2**31 - 1) // (255 * 2 ** (2 ** (bits - 2) - 1))
 
 
 def plain(
@@ -140,7 +145,7 @@ def plain(
     multipliers = rule.bind("multipliers", multipliers, ("out_channels",))
     levels = 2 ** (bits - 2)
     terms = codes.shape[:3].num_elements()
-    most = (2**31 - 1) // (255 * 2 ** (levels - 1))
+    most = most_terms(bits)
     rule.require(
         terms is None or terms <= most,
         f"codes must have at most {most} elements per output channel (bits {bits}), as "
