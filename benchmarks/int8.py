@@ -7,7 +7,8 @@
 The rivals are `tf.nn.conv2d` in float32, `inq_conv2d` of float activations, the int8
 mode of `keras.layers.Dense`, and TFLite, whose weights have 8 bits. Images and outputs
 are float32 for all of them. A time is the median of calls that are interleaved with
-those of the rivals. Keras has no int8 mode of convolutions.
+those of the rivals. Keras has no int8 mode of convolutions. Then a whole `capsnet` for
+MNIST, with its decoder, in floating point and quantized.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_capsops
+from tf_capsops.inq.kernels import layers_and_kernels
 from tf_capsops.machine import machine
 
 # Image, kernel, output channels, stride and padding.
@@ -35,6 +37,7 @@ _SHAPES = {
 }
 _BATCHES = (1, 8)
 _INT8 = {f"int8, {bits} bits": bits for bits in (3, 4, 5)}
+_NETWORK_BATCHES = (1, 8, 32)
 _COLUMNS = ("conv2d", "inq_conv2d", *_INT8, "Keras int8", "TFLite int8")
 
 
@@ -106,6 +109,28 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
     return {c: lambda run=run: run(tensor) for c, run in compiled.items()}, sizes
 
 
+def _networks(batch: int) -> dict[str, Callable]:
+    """Returns functions that call a capsnet of random weights with some images."""
+    keras.utils.set_random_seed(0)
+    images = np.random.default_rng(0).random((batch, 28, 28, 1), np.float32)
+    model = tf_capsops.models.capsnet((28, 28, 1), 10)
+    methods = {"float32": model.inference_model()}
+    for bits in (5, 4, 3):
+        for _, kernel in layers_and_kernels(model):
+            kernel.assign(tf_capsops.inq.quantize(kernel, bits))
+        for activations, rounding in (
+            ("float32", {}),
+            ("8 bits", {"activation_bits": 8, "calibration": images}),
+        ):
+            column = f"{bits} bits, activations {activations}"
+            methods[column] = tf_capsops.inq.convert(
+                model, bits, all_kinds=True, **rounding
+            )
+    compiled = {column: tf.function(each) for column, each in methods.items()}
+    tensor = tf.constant(images)
+    return {c: lambda run=run: run(tensor) for c, run in compiled.items()}
+
+
 def _closed(function: Callable, given: dict) -> Callable:
     """Returns a function of images alone: a graph has all else as constants."""
     return lambda images: function(images, **given)
@@ -138,10 +163,16 @@ def main() -> None:
             times.append([name, str(batch), *row])
             print(*times[-1], sep="\t", flush=True)
         weights.append({"": name, **{c: f"{n:,}" for c, n in sizes.items()}})
+    networks = []
+    for batch in _NETWORK_BATCHES:
+        taken = _times(_networks(batch), options.rounds)
+        networks.append([str(batch), *(f"{each:.3g}" for each in taken.values())])
+        print(*networks[-1], sep="\t", flush=True)
     columns = [*dict.fromkeys(column for row in weights for column in row)]
     here = machine()
     tables = {
         "int8_cpu": (["in ms", "batch", *_COLUMNS], times),
+        "int8_networks": (["ms, by images", *taken], networks),
         "int8_bytes": (columns, [[r.get(c, "") for c in columns] for r in weights]),
     }
     run = {

@@ -20,8 +20,8 @@ class InqConv2D(InqLayer):
     memory and `bits` bits in a file. Codes do not train; the bias does, and gradients
     reach the input. `tf_capsops.inq.IncrementalQuantization` trains weights for the
     layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
-    quantizes weights at once. Regularizers and constraints exist for the bias only. On a
-    CPU, the output of a `FakeQuant` is convolved in integers, with up to 5 bits.
+    quantizes weights at once. Regularizers and constraints exist for the bias only. A
+    CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.

@@ -124,7 +124,7 @@ class InqLayer(Coded):
 
 
 def _with_gradient_of(function, same):
-    """Returns `same`, another way to compute a function, with the function's gradient."""
+    """Returns `same`, another way to compute a function, with its gradient."""
 
     @tf.custom_gradient
     def call(tensor):
