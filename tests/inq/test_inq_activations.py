@@ -11,7 +11,10 @@ from reference import fake_quant as reference
 
 from tf_capsops import inq, layers, models, routing
 
-pytestmark = pytest.mark.filterwarnings("ignore:convert: ")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:convert: "),
+    pytest.mark.filterwarnings("ignore:IncrementalQuantization"),
+]
 
 
 def _images(model, count=9):
@@ -46,6 +49,16 @@ def _branches():
     return keras.Model(images, keras.layers.GlobalAveragePooling2D()(outputs))
 
 
+def _sequence():
+    """Layers that take several arguments, by position and by name, and masks."""
+    words = keras.Input([6, 4])
+    masked = keras.layers.Masking()(words)
+    features = keras.layers.Dense(4)(masked)
+    attention = keras.layers.MultiHeadAttention(2, 3)
+    features = attention(query=features, value=words, key=features)
+    return keras.Model(words, keras.layers.SimpleRNN(3)(sequences=features))
+
+
 def _routed():
     images = keras.Input([6, 5, 3])
     capsules = layers.PoseCaps(3, name="poses")(images)
@@ -76,12 +89,30 @@ def _segcaps():
 _MODELS = {
     "sequential": _sequential,
     "branches": _branches,
+    "sequence": _sequence,
     "routed": _routed,
     "capsnet": _capsnet,
     "half": _half,
     "segcaps": _segcaps,
 }
 every_model = pytest.mark.parametrize("name", _MODELS)
+
+
+def _assert_equal(found, expected):
+    for ours, theirs in zip(*map(tf.nest.flatten, (found, expected)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert np.abs(theirs).max() > 0
+
+
+class _Keep(keras.callbacks.Callback):
+    """Keeps the outputs in training, of the same tensor each time."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.images = tf.constant(images)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.outputs = self.model(self.images)
 
 
 def _trained(name, fractions=(0.5,), epochs=2, **compiling):
@@ -97,19 +128,15 @@ def _trained(name, fractions=(0.5,), epochs=2, **compiling):
         compiling["loss"] = "mse"
     model.compile("adam", **compiling)
     steps = inq.IncrementalQuantization(model, 4, fractions, activation_bits=8)
-    model.fit(images, targets, 4, epochs, verbose=0, callbacks=[steps])
+    kept = _Keep(images)
+    model.fit(images, targets, 4, epochs, verbose=0, callbacks=[steps, kept])
+    _assert_equal(model(kept.images), kept.outputs)
     return model, images, targets, steps
 
 
 def _fakes(model):
     found = inq.kernels.layers_in(model)
     return {each.name: each for each in found if isinstance(each, layers.FakeQuant)}
-
-
-def _assert_equal(found, expected):
-    for ours, theirs in zip(*map(tf.nest.flatten, (found, expected)), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-        assert np.abs(theirs).max() > 0
 
 
 @every_model
@@ -257,13 +284,8 @@ def test_a_model_simulates_after_its_training_until_it_is_saved(tmp_path):
 
 
 def _fakes_of_training(model):
-    calls = [layer.call for layer in model.layers if layer.weights]
-    return [
-        each
-        for call in calls
-        if hasattr(call, "follows")
-        for each in call.follows.fakes
-    ]
+    calls = [layer.call for layer in model.layers if hasattr(layer.call, "learned")]
+    return [each for call in calls for side in call.learned.sides for each in side]
 
 
 def test_ranges_follow_the_batches():
@@ -275,6 +297,23 @@ def test_ranges_follow_the_batches():
     (fake,) = _fakes(inq.convert(model, activation_bits=8)).values()
     # Of the first batch, and a tenth of the way from there to the second.
     np.testing.assert_allclose(fake.get_weights(), [-1.2, 4.4], rtol=1e-6)
+
+
+def test_ranges_that_the_optimizer_learns():
+    """A copy with calibrated ranges is a model to train like any other."""
+    model = _sequential()
+    images = _images(model)
+    copy = inq.convert(model, activation_bits=8, calibration=images)
+    before = [each.get_weights() for each in _fakes(copy).values()]
+    copy.compile(keras.optimizers.SGD(0.01), "mse")
+    steps = inq.IncrementalQuantization(copy, 4, (0.5, 1))
+    copy.fit(images, np.ones([9, 3]), 4, 2, verbose=0, callbacks=[steps])
+    converted = inq.convert(copy, 4)
+    learned = [each.get_weights() for each in _fakes(converted).values()]
+    assert learned != before
+    assert learned == [each.get_weights() for each in _fakes(copy).values()]
+    kinds = {type(each).__name__ for each in converted.layers}
+    assert {"FakeQuant", "InqConv2D", "InqDense"} <= kinds
 
 
 def test_reports_name_the_bits():

@@ -25,68 +25,101 @@ _CAPSULES = (
     *(layers.DigitCaps, layers.PoseCaps, layers.PrimaryCaps),
 )
 _MOMENTUM = 0.9
+_TAG = "_capsops_rounding"  # of a tensor: group, who has rounded it, and to what
 
 
-class Around:
-    """The `FakeQuant` of each input and output of a layer, or None for no rounding.
+class Rounding:
+    """Rounds the inputs and outputs of a layer.
 
     Args:
-      layer: A layer of a functional or Sequential model.
-      make: A function that makes a `FakeQuant`, or None, of the place's number among
-        inputs and outputs, and the keyword arguments `name` and `dtype`.
+      group: An object. Layers of a group round a tensor once: the others take what the
+        first has made of it, and its function for their own.
+      inputs, outputs: Lists of a function for each floating-point tensor, in order,
+        such as a `FakeQuant`; None leaves the tensor as it is.
     """
 
-    def __init__(self, layer, make):
-        sides = {"input": layer.input}
-        sides |= {"output": layer.output} if isinstance(layer, _CAPSULES) else {}
-        self.fakes = []
-        for side, tensors in sides.items():
-            for number, tensor in enumerate(keras.tree.flatten(tensors)):
-                name = f"{layer.name}_{side}" + (f"_{number}" if number else "")
-                is_real = tf.as_dtype(tensor.dtype).is_floating
-                place = len(self.fakes)
-                fake = make(place, name=name, dtype=layer.dtype_policy)
-                self.fakes.append(fake if is_real else None)
-        self.inputs = len(keras.tree.flatten(layer.input))
+    def __init__(self, group, inputs=(), outputs=()):
+        self.group, self.inputs, self.outputs = group, inputs, outputs
 
-    def call(self, function, inputs, *args, **kwargs):
-        """Calls a layer, or its `call`, with rounded inputs; returns rounded outputs.
+    @classmethod
+    def new(cls, group, layer, *arguments):
+        """`FakeQuant`s of these arguments around a layer of a model, built."""
 
-        The first argument is what is rounded.
-        """
-        inputs = _rounded(self.fakes[: self.inputs], inputs)
-        outputs = function(inputs, *args, **kwargs)
-        return _rounded(self.fakes[self.inputs :], outputs)
+        def fakes(side, tensors):
+            result = []
+            for tensor in filter(_is_real, keras.tree.flatten(tensors)):
+                name = f"{layer.name}_{side}" + (f"_{len(result)}" if result else "")
+                fake = FakeQuant(*arguments, name=name, dtype=layer.dtype_policy)
+                fake.build(tensor.shape)
+                result.append(fake)
+            return result
+
+        is_capsules = isinstance(layer, _CAPSULES)
+        outputs = fakes("output", layer.output) if is_capsules else []
+        return cls(group, fakes("input", layer.input), outputs)
+
+    @property
+    def sides(self):
+        return self.inputs, self.outputs
+
+    def call(self, layer, *args, **kwargs):
+        """Calls a layer, or its `call`, between rounded inputs and outputs."""
+        args, kwargs = self._rounded(self.inputs, (args, kwargs))
+        return self._rounded(self.outputs, layer(*args, **kwargs))
+
+    def _rounded(self, functions, values):
+        """Rounds the tensors in a nest."""
+        numbers = iter(range(len(functions)))
+
+        def rounded(value):
+            number = next(numbers, None) if _is_real(value) else None
+            return value if number is None else self._once(functions, number, value)
+
+        return keras.tree.map_structure(rounded, values)
+
+    def _once(self, functions, number, tensor):
+        group, owners, place, rounded = getattr(tensor, _TAG, (None,) * 4)
+        if group is self.group and owners is None:
+            return tensor
+        if group is self.group and (owners is not functions or place != number):
+            functions[number] = owners[place]
+            return rounded
+        if functions[number] is None:
+            return tensor
+        rounded = functions[number](tensor)
+        setattr(tensor, _TAG, (self.group, functions, number, rounded))
+        _mark(rounded, self.group)
+        return rounded
 
 
 class Simulated:
     """The `call` of a layer in training, with rounded inputs and outputs.
 
-    It stands in the place of the layer's own `call`, and stays there after training,
-    for `convert` to find the ranges. By then they are constants, because an exported
-    model can have no variables but those of its layers.
+    It replaces the layer's own `call`, and stays after training, for `convert` to find
+    the ranges. By then they are constants, because an exported model can have no
+    variables but those of its layers.
 
     Args:
       layer: The layer.
-      follows: The `Around` whose ranges follow the batches of training.
+      learned: The `Rounding` whose ranges follow the batches of training.
     """
 
-    def __init__(self, layer, follows):
+    def __init__(self, layer, learned):
         self.own = layer.call.own if is_simulated(layer) else layer.call
         self.layer = layer
-        self.follows = self.around = follows
+        self.learned = self._used = learned
 
     def __call__(self, *args, **kwargs):
-        return self.around.call(self.own, *args, **kwargs)
+        return self._used.call(self.own, *args, **kwargs)
 
     def hold(self):
         """Lets the ranges follow the batches."""
-        self.around = self.follows
+        self._used = self.learned
 
     def release(self):
         """Lets the ranges stay what they are now."""
-        fakes = self.follows.fakes
-        self.around = Around(self.layer, lambda place, **_: _constant(fakes[place]))
+        sides = ([*map(_constant, side)] for side in self.learned.sides)
+        self._used = Rounding(self, *sides)
 
 
 def is_simulated(layer):
@@ -103,15 +136,12 @@ def simulate(roots, bits):
     Raises:
       ValueError: A model is of a kind that `convert` does not take.
     """
-
-    def make(place, **kwargs):
-        return _built(FakeQuant(bits, _MOMENTUM, **kwargs))
-
     found = {}
     for root in roots:
         for layer in _whole_layers(root):
             if is_rounded(layer) and id(layer) not in found:
-                found[id(layer)] = Simulated(layer, Around(layer, make))
+                learned = Rounding.new(found, layer, bits, _MOMENTUM)
+                found[id(layer)] = Simulated(layer, learned)
     for simulated in found.values():
         simulated.layer.call = simulated
     return list(found.values())
@@ -121,7 +151,7 @@ def move(model, copy):
     """Gives a copy of a model the ranges of training, which its config lacks."""
     for layer, of_copy in zip(_whole_layers(model), _whole_layers(copy), strict=True):
         if is_simulated(layer):
-            of_copy.call = Simulated(of_copy, layer.call.follows)
+            of_copy.call = Simulated(of_copy, layer.call.learned)
             of_copy.call.release()
 
 
@@ -130,96 +160,99 @@ def is_rounded(layer):
     return bool(layers_and_kernels(layer)) or any(map(holds_codes, layers_in(layer)))
 
 
-def around_copy(layer, bits, is_calibrated):
-    """The new `FakeQuant`s around the copy of a layer, an `Around`.
+class Copies:
+    """The `FakeQuant`s around the layers that `convert` makes.
 
     Args:
-      layer: The layer that is copied.
-      bits: Bits of a rounded number.
+      bits: Bits of a rounded number, or None for no rounding.
       is_calibrated: Whether a calibration follows; otherwise the ranges are those of
         the training.
-
-    Raises:
-      ValueError: There are no such ranges.
     """
-    if not is_calibrated and not is_simulated(layer):
-        raise ValueError(
-            f"convert: activation_bits needs ranges, and {layer.path or layer.name} "
-            "has none: give calibration, images such as the model will see, or train "
-            "with IncrementalQuantization(activation_bits=...)"
-        )
-    learned = [] if is_calibrated else layer.call.follows.fakes
 
-    def make(place, **kwargs):
-        if not is_calibrated and not (learned[place] and learned[place].has_range()):
-            return None  # what comes here is rounded already
-        fake = _built(FakeQuant(bits, **kwargs))
-        if not is_calibrated:
-            fake.set_weights(learned[place].get_weights())
-        return fake
+    def __init__(self, bits, is_calibrated):
+        self._bits = bits
+        self._is_calibrated = is_calibrated
+        self._roundings = {}
 
-    return Around(layer, make)
+    def add(self, layer, copy):
+        """Rounds around the copy of a layer if there is something to round.
+
+        Raises:
+          ValueError: There are no ranges.
+        """
+        if not self._bits or not is_rounded(layer):
+            return
+        rounding = Rounding.new(self, layer, self._bits)
+        self._roundings[id(copy)] = rounding
+        if self._is_calibrated:
+            return
+        if not is_simulated(layer):
+            raise ValueError(
+                f"convert: activation_bits needs ranges, and {layer.path or layer.name}"
+                " has none: give calibration, images such as the model will see, or "
+                "train with IncrementalQuantization(activation_bits=...)"
+            )
+        for fakes, learned in zip(rounding.sides, layer.call.learned.sides):
+            for number, each in enumerate(learned):
+                if each.has_range():
+                    fakes[number].set_weights(each.get_weights())
+                else:  # what came here had been rounded before
+                    fakes[number] = None
+
+    def call(self, copy, *args, **kwargs):
+        """Calls a copy in a functional model, with the `FakeQuant`s around it."""
+        if id(copy) in self._roundings:
+            return self._roundings[id(copy)].call(copy, *args, **kwargs)
+        outputs = copy(*args, **kwargs)
+        if isinstance(copy, FakeQuant):
+            _mark(outputs, self)
+        return outputs
+
+    def interleaved(self, copies):
+        """The layers of a Sequential model, with the `FakeQuant`s between them."""
+        result = []
+        for copy in copies:
+            rounding = self._roundings.get(id(copy), Rounding(self))
+            follows = result and isinstance(result[-1], FakeQuant)
+            before = () if follows else rounding.inputs
+            result += [each for each in (*before, copy, *rounding.outputs) if each]
+        return result
+
+    def calibrate(self, model, images):
+        """Sets the ranges to those of some images' activations in the whole copy.
+
+        Activations are not rounded meanwhile.
+
+        Raises:
+          ValueError: `images` are not as `convert` takes them, or an activation is not
+            finite.
+        """
+        sides = (side for each in self._roundings.values() for side in each.sides)
+        new = {id(fake) for side in sides for fake in side}
+        fakes = [each for each in layers_in(model) if id(each) in new]
+        seen = [_record(fake) for fake in fakes]
+        run = model.reconstruct if isinstance(model, Segmenter) else model
+        try:
+            for batch in _batches(images):
+                run(batch)
+        finally:
+            for fake in fakes:
+                del fake.call
+        for fake, batches in zip(fakes, seen, strict=True):
+            fake.calibrate(batches)
 
 
-def called(arounds, copy, *args, **kwargs):
-    """Calls a copy in a functional model, with the `FakeQuant`s around it."""
-    around = arounds.get(id(copy))
-    if around:
-        return around.call(copy, *args, **kwargs)
-    outputs = copy(*args, **kwargs)
-    if isinstance(copy, FakeQuant):
-        outputs._capsops_is_rounded = True
-    return outputs
+def _record(fake):
+    """Has a `FakeQuant` keep the smallest and largest numbers of batches, in a list."""
+    seen = []
 
+    def call(inputs, training=None):
+        ends = tf.reduce_min(inputs), tf.reduce_max(inputs)
+        seen.append(tf.cast(ends, tf.float32))
+        return inputs
 
-def interleaved(arounds, copies):
-    """The layers of a Sequential model with the `FakeQuant`s between them, a list."""
-    result = []
-    for copy in copies:
-        around = arounds.get(id(copy))
-        first, *last = around.fakes if around else [None]
-        follows = result and isinstance(result[-1], FakeQuant)
-        result += [first] if first and not follows else []
-        result += [copy, *filter(None, last)]
-    return result
-
-
-def calibrate(model, arounds, images):
-    """Sets the ranges of new `FakeQuant`s to those of some images' activations.
-
-    The numbers that flow through the model meanwhile are not rounded by them.
-
-    Args:
-      model: A model with the layers of `arounds`.
-      arounds: The `Around` of each layer that has one.
-      images: As `convert` takes them.
-
-    Raises:
-      ValueError: `images` are not as above, or an activation is not finite.
-    """
-    new = {id(fake) for around in arounds for fake in around.fakes}
-    fakes = [each for each in layers_in(model) if id(each) in new]
-    seen = {id(fake): [] for fake in fakes}
-
-    def recorder(fake):
-        def call(inputs, training=None):
-            ends = tf.reduce_min(inputs), tf.reduce_max(inputs)
-            seen[id(fake)].append(tf.cast(ends, tf.float32))
-            return inputs
-
-        return call
-
-    run = model.reconstruct if isinstance(model, Segmenter) else model
-    for fake in fakes:
-        fake.call = recorder(fake)
-    try:
-        for batch in _batches(images):
-            run(batch)
-    finally:
-        for fake in fakes:
-            del fake.call
-    for fake in fakes:
-        fake.calibrate(seen[id(fake)])
+    fake.call = call
+    return seen
 
 
 def _batches(images):
@@ -248,33 +281,19 @@ def _whole_layers(root):
     return [root]
 
 
-def _rounded(fakes, tensors):
-    """Rounds tensors, a nest, but for those that have been rounded before."""
-    if not any(fakes):
-        return tensors
-    flat = keras.tree.flatten(tensors)
-    flat = [_once(*each) for each in zip(fakes, flat, strict=True)]
-    return keras.tree.pack_sequence_as(tensors, flat)
+def _is_real(value):
+    is_tensor = tf.is_tensor(value) or isinstance(value, keras.KerasTensor)
+    return is_tensor and tf.as_dtype(value.dtype).is_floating
 
 
-def _once(fake, tensor):
-    """Rounds a tensor, or returns what it was rounded to before."""
-    if fake is None or hasattr(tensor, "_capsops_is_rounded"):
-        return tensor
-    if not hasattr(tensor, "_capsops_rounded"):
-        tensor._capsops_rounded = fake(tensor)
-        tensor._capsops_rounded._capsops_is_rounded = True
-    return tensor._capsops_rounded
-
-
-def _built(fake):
-    fake.build(None)
-    return fake
+def _mark(tensor, group):
+    """Says that a tensor has been rounded."""
+    setattr(tensor, _TAG, (group, None, None, None))
 
 
 def _constant(fake):
     """The function that a `FakeQuant` is now; None if it has seen no batch."""
-    if not fake or not fake.has_range():
+    if not fake.has_range():
         return None
     lo, hi = map(float, fake.get_weights())
     return lambda tensor: fake_quant(tensor, lo, hi, fake.bits)

@@ -3,7 +3,6 @@
 """Converts models with quantized weights to models that hold codes."""
 
 import dataclasses
-import functools
 import warnings
 
 import keras
@@ -99,7 +98,8 @@ def convert(
     message = Report(reports.values()).warning()
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
-    copies, fillings, arounds = {}, [], {}
+    copies, fillings = {}, []
+    rounded = activations.Copies(books.activation_bits, calibration is not None)
 
     def clone(layer):
         if id(layer) not in copies:
@@ -108,7 +108,7 @@ def convert(
 
     def made(layer):
         if is_taken_apart(layer):
-            return _cloned(layer, clone, arounds)
+            return _cloned(layer, clone, rounded)
         of_layer = reports.get(id(layer))
         if of_layer and of_layer.bits and not any(map(holds_codes, layers_in(layer))):
             own = dataclasses.replace(books, bits=of_layer.bits)
@@ -116,17 +116,14 @@ def convert(
         else:
             copy, fill = _copied(layer)
         fillings.append(fill)
-        if books.activation_bits and activations.is_rounded(layer):
-            arounds[id(copy)] = activations.around_copy(
-                layer, books.activation_bits, calibration is not None
-            )
+        rounded.add(layer, copy)
         return copy
 
     result = clone(model)
     for fill in fillings:
         fill()
     if calibration is not None:
-        activations.calibrate(result, arounds.values(), calibration)
+        rounded.calibrate(result, calibration)
     return result
 
 
@@ -189,10 +186,10 @@ def _reports(model, books):
     return found
 
 
-def _cloned(model, clone, arounds):
+def _cloned(model, clone, rounded):
     """A copy of a Sequential or functional model, whose layers `clone` copies.
 
-    Activations are rounded as `arounds` has it, which `clone` fills.
+    Activations are rounded as `rounded` has it, an `activations.Copies`.
     """
     if model.compiled:
         try:
@@ -210,7 +207,7 @@ def _cloned(model, clone, arounds):
         if model.compiled:
             result.compile_from_config(model.get_compile_config())
         return result
-    result = _with_rounding(model, clone, arounds)
+    result = _with_rounding(model, clone, rounded)
     if isinstance(model, PCapsNet):
         result.__class__ = PCapsNet  # Keras has made a plain Sequential of it
     if type(result).call is not type(model).call:
@@ -226,12 +223,11 @@ def _cloned(model, clone, arounds):
     return result
 
 
-def _with_rounding(model, clone, arounds):
+def _with_rounding(model, clone, rounded):
     if not isinstance(model, keras.Sequential):
-        call = functools.partial(activations.called, arounds)
-        return keras.models.clone_model(model, None, clone, call)
+        return keras.models.clone_model(model, None, clone, rounded.call)
     plain = keras.models.clone_model(model, clone_function=clone)
-    layers = activations.interleaved(arounds, plain.layers)
+    layers = rounded.interleaved(plain.layers)
     if len(layers) == len(plain.layers):
         return plain
     result = keras.Sequential(

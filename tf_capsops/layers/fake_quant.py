@@ -51,9 +51,9 @@ class FakeQuant(keras.layers.Layer):
     >>> import numpy as np
     >>> from tf_capsops.layers import FakeQuant
     >>> layer = FakeQuant(bits=2)
-    >>> layer.calibrate([np.array([-1.0, 0.1, 1.9], "float32")])
-    >>> layer(np.array([-5.0, 0.4, 0.6, 5.0], "float32")).numpy().round(3).tolist()
-    [-0.967, 0.0, 0.967, 1.933]
+    >>> layer.calibrate([np.array([-1.0, 0.1, 2.0])])
+    >>> layer(np.array([-5.0, 0.4, 0.6, 5.0])).numpy().tolist()
+    [-1.0, 0.0, 1.0, 2.0]
     """
 
     def __init__(self, bits=8, momentum=None, **kwargs):
