@@ -30,9 +30,7 @@ def test_every_op(op, capsys):
         return
     assert status == 0
     lines = [line.split(maxsplit=2) for line in printed.out.splitlines()]
-    assert {name for name, *_ in lines} > {
-        op
-    }  # also its gradient, or InqConv
+    assert {name for name, *_ in lines} > {op}  # also its gradient, or InqConv
     for name in {name for name, *_ in lines}:
         states = [state for each, _, state in lines if each == name]
         assert states.count("runs") == 1, printed.out
