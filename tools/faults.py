@@ -61,6 +61,8 @@ IMPLIED = (
     ("CapsuleConvBackpropWeights", "input rank"),
     # Two ranks are possible.
     *((op, "weights rank") for op in ("CapsuleConvRouting", "CapsuleConvRoutingGrad")),
+    # Fewer bits are required before.
+    ("InqConvInt8", "attributes.bits <= 8"),
     # Sizes are int32.
     ("CapsuleConvBackpropWeights", "kernel <= largest"),
 )

@@ -94,7 +94,7 @@ class Decoder {
     const Sums bytes = LookUp(table_, codes);
     if constexpr (TermBytes(kProduct) == 1) return bytes;
     // Code 16, the last one of 5 bits, is -1.
-    typedef Vector<int16_t> Words;
+    using Words = Vector<int16_t>;
     const Words words = (Words)codes;
     const Words size = (Words)bytes | words >> 4;
     const Words sign = (words & 1) - 1;
@@ -130,6 +130,8 @@ CAPSOPS_INLINE Sums LoadCodes(const uint8_t* codes, int64_t stride, int64_t term
   return lanes;
 }
 
+// Packs block task / panels of panel task % panels. Returns whether all of its codes
+// are in the code book.
 template <Product kProduct>
 bool PackPanel(const Problem& p, const Division& d, int64_t task, const uint8_t* codes,
                char* packed) {

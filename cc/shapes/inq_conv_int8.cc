@@ -4,14 +4,11 @@
 #include "cc/shapes/inq_conv_int8.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "tensorflow/core/framework/tensor_shape.h"
 
 #include "cc/framework/shape_rule.h"
 
 namespace capsops::inq_conv_int8 {
-
-using tensorflow::PartialTensorShape;
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   ShapeRule rule(kName);
@@ -22,10 +19,11 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
                         bits);
   });
   if (!rule.status().ok()) return rule.status();
-  const PartialTensorShape scalar(absl::Span<const int64_t>{});
+  // The multipliers stand for top exponents.
   TF_ASSIGN_OR_RETURN(
       const auto conv,
-      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), scalar, attributes, kName));
+      inq_conv::Resolve(inputs.shape(0), inputs.shape(1),
+                        tensorflow::PartialTensorShape(), attributes, kName));
   Problem p{conv.problem};
   rule.Bind("scale", inputs.shape(2), {});
   rule.Bind("zero_point", inputs.shape(3), {});
