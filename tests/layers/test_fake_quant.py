@@ -117,6 +117,20 @@ def test_gradients_are_straight_through(device, mode):
     assert [float(each) for each in found[1:]] == [3, 96]
 
 
+def test_gradients_are_deterministic():
+    """TensorFlow refuses the gradient of its op on a GPU if they must be."""
+    layer = _layer(-1, 2, 8)
+
+    @tf.function
+    def gradients(numbers):
+        return tf.gradients(layer(numbers), [numbers, layer.lo.value, layer.hi.value])
+
+    graph = gradients.get_concrete_function(tf.TensorSpec([3])).graph
+    kinds = {each.type for each in graph.get_operations()}
+    assert "FakeQuantWithMinMaxVars" in kinds
+    assert "FakeQuantWithMinMaxVarsGradient" not in kinds
+
+
 @pytest.mark.parametrize("graph", [False, True, "XLA"])
 def test_a_range_follows_the_batches_of_training(device, graph):
     layer = FakeQuant(momentum=0.75)

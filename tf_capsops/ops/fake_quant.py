@@ -71,25 +71,21 @@ def fake_quant(inputs, lo, hi, bits=8):
     """
     numbers = tf.cast(inputs, tf.float32)
     lo, hi = _with_zero(lo, hi)
-    # Converters do not take TensorFlow's op with fewer than 8 bits.
-    compute = (
-        _plain if _portable.is_on() else tf.quantization.fake_quant_with_min_max_vars
-    )
-    return tf.cast(compute(numbers, lo, hi, bits), inputs.dtype)
-
-
-def _plain(numbers, lo, hi, bits):
-    """`tf.quantization.fake_quant_with_min_max_vars`, made of arithmetic."""
     scale, zero_point = scale_and_zero_point(lo, hi, bits)
     smallest, largest = -zero_point * scale, (2**bits - 1 - zero_point) * scale
     clipped = tf.clip_by_value(numbers, _passing(lo, smallest), _passing(hi, largest))
-    steps = tf.math.divide_no_nan(clipped - smallest, scale)
-    return _passing(clipped, tf.floor(steps + 0.5) * scale + smallest)
+    if _portable.is_on():  # converters do not take the op with fewer than 8 bits
+        steps = tf.math.divide_no_nan(clipped - smallest, scale)
+        rounded = tf.floor(steps + 0.5) * scale + smallest
+    else:
+        rounded = tf.quantization.fake_quant_with_min_max_vars(numbers, lo, hi, bits)
+    # The gradient of TensorFlow's op is not deterministic on a GPU.
+    return tf.cast(_passing(clipped, rounded), inputs.dtype)
 
 
 def _passing(tensor, value):
     """A value whose gradient is that of a tensor."""
-    return tensor + tf.stop_gradient(value - tensor)
+    return tf.stop_gradient(value) + (tensor - tf.stop_gradient(tensor))
 
 
 def _with_zero(lo, hi):
