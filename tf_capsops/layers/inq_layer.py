@@ -15,6 +15,7 @@ from tf_capsops.ops.fake_quant import scale_and_zero_point
 from tf_capsops.ops.inq_conv import inq_conv2d, powers_of_two
 from tf_capsops.ops.inq_conv_int8 import MOST_BITS, inq_conv2d_int8, most_terms
 from tf_capsops.ops.squash import at_least_float32
+from tf_capsops.ops.straight_through import with_gradient_of
 
 
 class InqLayer(Coded):
@@ -106,7 +107,7 @@ class InqLayer(Coded):
 
         if rounding is None or not self._takes_integers(images):
             return self._finished(of_numbers(images))
-        return self._finished(_with_gradient_of(of_numbers, of_integers)(images))
+        return self._finished(with_gradient_of(of_numbers, of_integers)(images))
 
     def _takes_integers(self, images):
         """Whether rounded images are convolved as integers, which CPUs do faster."""
@@ -121,19 +122,3 @@ class InqLayer(Coded):
         if self.bias is not None:
             outputs += tf.convert_to_tensor(self.bias)
         return self.activation(outputs)
-
-
-def _with_gradient_of(function, same):
-    """Returns `same`, another way to compute a function, with its gradient."""
-
-    @tf.custom_gradient
-    def call(tensor):
-        def gradient(upstream):
-            with tf.GradientTape() as tape:
-                tape.watch(tensor)
-                outputs = function(tensor)
-            return tape.gradient(outputs, tensor, upstream)
-
-        return same(tensor), gradient
-
-    return call

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from tf_capsops import _portable
+from tf_capsops.ops.straight_through import with_gradient_of
 
 
 class Rounding(NamedTuple):
@@ -70,17 +71,35 @@ def fake_quant(inputs, lo, hi, bits=8):
       A tensor of the shape and type of `inputs`.
     """
     numbers = tf.cast(inputs, tf.float32)
-    lo, hi = _with_zero(lo, hi)
-    scale, zero_point = scale_and_zero_point(lo, hi, bits)
-    smallest, largest = -zero_point * scale, (2**bits - 1 - zero_point) * scale
-    clipped = tf.clip_by_value(numbers, _passing(lo, smallest), _passing(hi, largest))
-    if _portable.is_on():  # converters do not take the op with fewer than 8 bits
-        steps = tf.math.divide_no_nan(clipped - smallest, scale)
-        rounded = tf.floor(steps + 0.5) * scale + smallest
-    else:
-        rounded = tf.quantization.fake_quant_with_min_max_vars(numbers, lo, hi, bits)
+    ends = _with_zero(lo, hi)
+    if _portable.is_on():
+        return tf.cast(_plain(numbers, *ends, bits), inputs.dtype)
     # The gradient of TensorFlow's op is not deterministic on a GPU.
-    return tf.cast(_passing(clipped, rounded), inputs.dtype)
+    rounded = with_gradient_of(
+        lambda *tensors: _clipped(*tensors, bits),
+        lambda *tensors: tf.quantization.fake_quant_with_min_max_vars(*tensors, bits),
+    )(numbers, *ends)
+    return tf.cast(rounded, inputs.dtype)
+
+
+def _clipped(numbers, lo, hi, bits):
+    smallest, largest = _ends(lo, hi, bits)
+    return tf.clip_by_value(numbers, _passing(lo, smallest), _passing(hi, largest))
+
+
+def _plain(numbers, lo, hi, bits):
+    """The same for converters, which take TensorFlow's op with 8 bits only."""
+    scale, _ = scale_and_zero_point(lo, hi, bits)
+    smallest, _ = _ends(lo, hi, bits)
+    clipped = _clipped(numbers, lo, hi, bits)
+    steps = tf.math.divide_no_nan(clipped - smallest, scale)
+    return _passing(clipped, tf.floor(steps + 0.5) * scale + smallest)
+
+
+def _ends(lo, hi, bits):
+    """The smallest and the largest number that integers stand for."""
+    scale, zero_point = scale_and_zero_point(lo, hi, bits)
+    return -zero_point * scale, (2**bits - 1 - zero_point) * scale
 
 
 def _passing(tensor, value):
