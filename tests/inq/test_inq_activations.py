@@ -314,6 +314,9 @@ def test_ranges_that_the_optimizer_learns():
     assert learned == [each.get_weights() for each in _fakes(copy).values()]
     kinds = {type(each).__name__ for each in converted.layers}
     assert {"FakeQuant", "InqConv2D", "InqDense"} <= kinds
+    steps = inq.IncrementalQuantization(copy, steps=(1,), activation_bits=8)
+    with pytest.raises(ValueError, match="has FakeQuant conv_input, whose range tra"):
+        copy.fit(images, np.ones([9, 3]), 4, 2, verbose=0, callbacks=[steps])
 
 
 def test_reports_name_the_bits():

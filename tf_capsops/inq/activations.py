@@ -16,6 +16,7 @@ from tf_capsops.layers.coded import holds_codes
 from tf_capsops.layers.fake_quant import FakeQuant
 from tf_capsops.layers.routed import Routed
 from tf_capsops.layers.slim_caps import SlimCaps
+from tf_capsops.layers.weights import title
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.segmenter import Segmenter
 from tf_capsops.ops.fake_quant import fake_quant
@@ -134,11 +135,17 @@ def simulate(roots, bits):
       A list of `Simulated`.
 
     Raises:
-      ValueError: A model is of a kind that `convert` does not take.
+      ValueError: A model is of a kind that `convert` does not take, or has a
+        `FakeQuant` of its own.
     """
     found = {}
     for root in roots:
         for layer in _whole_layers(root):
+            if isinstance(layer, FakeQuant):
+                raise ValueError(
+                    f"activation_bits: {root.name} has {title(layer)}, whose range "
+                    "trains by itself: leave activation_bits out"
+                )
             if is_rounded(layer) and id(layer) not in found:
                 learned = Rounding.new(found, layer, bits, _MOMENTUM)
                 found[id(layer)] = Simulated(layer, learned)

@@ -69,8 +69,9 @@ class IncrementalQuantization(keras.callbacks.Callback):
     Raises:
       ValueError: An argument is not as above, or no layer has a kernel. In `fit`: there
         are too few epochs for the steps, a layer is not part of the model or not built,
-        a weight is not finite, or another callback of this `fit` quantizes one of the
-        kernels.
+        a weight is not finite, another callback of this `fit` quantizes one of the
+        kernels, or `activation_bits` meets a model that `convert` does not take or that
+        has a `FakeQuant`.
 
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
@@ -132,11 +133,11 @@ class IncrementalQuantization(keras.callbacks.Callback):
                     f"IncrementalQuantization: {kernel.layer.path} is not a part of "
                     f"{self.model.name}, which is being trained"
                 )
-        for kernel in self.kernels:
-            kernel.hold(self.params)
         if self.activation_bits and not self._simulated:
             with self.model.distribute_strategy.scope():
                 self._simulated = simulate(self._roots, self.activation_bits)
+        for kernel in self.kernels:
+            kernel.hold(self.params)
         for simulated in self._simulated:
             simulated.hold()
         self._is_first_epoch = True
