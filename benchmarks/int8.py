@@ -119,10 +119,10 @@ def _networks(batch: int) -> dict[str, Callable]:
         for _, kernel in layers_and_kernels(model):
             kernel.assign(tf_capsops.inq.quantize(kernel, bits))
         for activations, rounding in (
-            ("float32", {}),
-            ("8 bits", {"activation_bits": 8, "calibration": images}),
+            ("float", {}),
+            ("8", {"activation_bits": 8, "calibration": images}),
         ):
-            column = f"{bits} bits, activations {activations}"
+            column = f"{bits}/{activations}"
             methods[column] = tf_capsops.inq.convert(
                 model, bits, all_kinds=True, **rounding
             )
