@@ -80,13 +80,12 @@ class Pixels {
   }
   // Adds the sum of coefficient * vote over types to the numbers of one parent.
   void AddVotes(int64_t j, const A* coefficients, A* to) const {
-    for (int64_t i = 0; i < p_.types; ++i) {
-      const Vector<A> c = Load(coefficients + Pair(i, j));
-      const A* const vote = Vote(i, j);
-      for (int64_t n = 0; n < p_.out_dim * kLanes<A>; n += kLanes<A>) {
-        Store(to + n, Load(to + n) + c * Load(vote + n));
-      }
+    constexpr int kTogether = 8;
+    int64_t d = 0;
+    for (; d + kTogether <= p_.out_dim; d += kTogether) {
+      AddVotes<kTogether>(j, d, coefficients, to + d * kLanes<A>);
     }
+    for (; d < p_.out_dim; ++d) AddVotes<1>(j, d, coefficients, to + d * kLanes<A>);
   }
 
   // Sets `to` to squash(s), plus `before` unless that is null.
@@ -120,6 +119,20 @@ class Pixels {
   A *share_grads, *output_grads, *bias_sums, *logits_sums;
 
  private:
+  // Does so for kCount numbers from number `d` on, in registers.
+  template <int kCount>
+  CAPSOPS_INLINE void AddVotes(int64_t j, int64_t d, const A* coefficients,
+                               A* to) const {
+    Vector<A> sums[kCount];
+    for (int n = 0; n < kCount; ++n) sums[n] = Load(to + n * kLanes<A>);
+    for (int64_t i = 0; i < p_.types; ++i) {
+      const Vector<A> c = Load(coefficients + Pair(i, j));
+      const A* const vote = Vote(i, j) + d * kLanes<A>;
+      for (int n = 0; n < kCount; ++n) sums[n] += c * Load(vote + n * kLanes<A>);
+    }
+    for (int n = 0; n < kCount; ++n) Store(to + n * kLanes<A>, sums[n]);
+  }
+
   A* Take(int64_t count) {
     A* const at = data_ == nullptr ? nullptr : data_ + size_;
     size_ += count;

@@ -14,9 +14,6 @@
 
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 
-inline float SquareRoot(float x) { return __builtin_sqrtf(x); }
-inline double SquareRoot(double x) { return __builtin_sqrt(x); }
-
 // If |s|^2 exceeds kHuge, q or f' below may overflow. In this case the squared length
 // is computed from kShrink s, and squash(s) is s / |s|.
 template <typename A>
@@ -35,14 +32,6 @@ Vector<A> Square(int64_t out_dim, const A* s, A scale) {
   return sum;
 }
 
-template <typename A>
-inline Vector<A> SquareRoot(Vector<A> x) {
-  A lanes[kLanes<A>];
-  Store(lanes, x);
-  for (A& lane : lanes) lane = SquareRoot(lane);
-  return Load(lanes);
-}
-
 // The factors of squash(s) = factor along(s) and of its gradient ds = gain dv + slope
 // <along(s), dv> along(s), where along(s) is s or, if s is huge, s / |s|. squash(s) is
 // s f(q) with f(q) = q/(1+q)/sqrt(q+epsilon), q = |s|^2. At q = 0, f and f' are set to
@@ -59,10 +48,8 @@ struct Squash {
     factor = gain = q == A{0} ? Vector<A>{} : q / (A{1} + q) / root;
     slope = q == A{0} ? Vector<A>{}
                       : inverse / root * (inverse - q / (q + epsilon) * A{0.5}) * A{2};
-    bool any = false;
-    for (int lane = 0; lane < kLanes<A>; ++lane) any |= q[lane] > kHuge<A>;
-    if (!any) return;
     const auto huge = q > kHuge<A>;
+    if (!AnyLane(huge)) return;
     const Vector<A> small = Square(out_dim, s, kShrink<A>);
     // If s is infinite, small - small is NaN, and so are all results.
     const Vector<A> length =

@@ -19,8 +19,8 @@ constexpr int kTileRows = kVectorBytes == 64 ? 12 : 4;
 constexpr int64_t kTaskRows = 48;
 // A panel's block of weights takes half of the L1 cache, or less.
 constexpr int64_t kBlockBytes = 16384;
-// Each task of a group of panels gathers the same windows. So groups are only as many
-// as make this number of tasks.
+// Each task of a group of panels gathers the same windows. So panels are divided into
+// just enough groups for this number of tasks.
 constexpr int64_t kTasks = 16;
 
 Division Divide(const Problem& p, Product product) {

@@ -87,6 +87,46 @@ inline A Sum(Vector<A> v) {
   return lanes[0];
 }
 
+// Returns the square roots of the lanes. GCC has no vector function for them, and makes
+// scalar ones of a loop, as they may set errno.
+template <typename A>
+inline Vector<A> SquareRoot(Vector<A> v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(A) == 4) return (Vector<A>)_mm512_sqrt_ps((__m512)v);
+  if constexpr (sizeof(A) == 8) return (Vector<A>)_mm512_sqrt_pd((__m512d)v);
+#elif defined(__AVX__)
+  if constexpr (sizeof(A) == 4) return (Vector<A>)_mm256_sqrt_ps((__m256)v);
+  if constexpr (sizeof(A) == 8) return (Vector<A>)_mm256_sqrt_pd((__m256d)v);
+#elif defined(__SSE2__)
+  if constexpr (sizeof(A) == 4) return (Vector<A>)_mm_sqrt_ps((__m128)v);
+  if constexpr (sizeof(A) == 8) return (Vector<A>)_mm_sqrt_pd((__m128d)v);
+#else
+  for (int lane = 0; lane < kLanes<A>; ++lane) {
+    if constexpr (sizeof(A) == 4) v[lane] = __builtin_sqrtf(v[lane]);
+    if constexpr (sizeof(A) == 8) v[lane] = __builtin_sqrt(v[lane]);
+  }
+  return v;
+#endif
+}
+
+// Whether a comparison of vectors, such as `a > b`, holds for any lane.
+template <typename Mask>
+inline bool AnyLane(Mask mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#elif defined(__SSE2__)
+  return _mm_movemask_epi8((__m128i)mask) != 0;
+#else
+  bool any = false;
+  for (size_t lane = 0; lane < sizeof(mask) / sizeof(mask[0]); ++lane) {
+    any |= mask[lane] != 0;
+  }
+  return any;
+#endif
+}
+
 inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 

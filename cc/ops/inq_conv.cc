@@ -98,7 +98,7 @@ float64 if T is double. NaN gives q = 0.
 
 input: Images, [batch, in_height, in_width, in_channels].
 codes: Codes of the weights, [kernel_height, kernel_width, in_channels, out_channels].
-scale: Distance of neighbouring activations, [].
+scale: Distance of neighboring activations, [].
 zero_point: The q of an activation of zero, 0 to 255, [].
 multipliers: The scale times the smallest weight of each output channel, [out_channels].
 output: Images, [batch, out_height, out_width, out_channels].

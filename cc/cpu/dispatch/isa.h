@@ -21,7 +21,7 @@ namespace capsops {
 
 #if defined(__x86_64__)
 // Returns the environment variable TF_CAPSOPS_CPU_LEVEL, or 0. It lowers the level to
-// 2, 3 or 4, without what no level includes, so that tests reach the kernels of older
+// 2, 3 or 4, and switches VNNI off, so that tests reach the kernels of older
 // processors; other numbers change nothing.
 inline int AskedCpuLevel() {
   const char* const asked = std::getenv("TF_CAPSOPS_CPU_LEVEL");
