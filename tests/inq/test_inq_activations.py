@@ -356,7 +356,7 @@ def test_mistakes_are_named():
         ),
         (
             {"activation_bits": 8, "calibration": 3},
-            "calibration must be arrays or a tf",
+            "calibration: it must be arrays or a tf",
         ),
         (
             {"activation_bits": 8, "calibration": images[:0]},

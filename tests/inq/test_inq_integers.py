@@ -138,3 +138,60 @@ def test_a_converted_model_convolves_integers(tmp_path):
     small.save(tmp_path / "small.keras")
     loaded = keras.models.load_model(tmp_path / "small.keras")
     np.testing.assert_array_equal(loaded.predict(_images(), verbose=0), outputs)
+
+
+@pytest.mark.parametrize("is_converted", [False, True], ids=["built", "converted"])
+def test_a_model_with_codes_trains_with_rounded_activations(is_converted):
+    """Training rounds what a layer with codes reads, without saying so to it."""
+    keras.utils.set_random_seed(0)
+    first = keras.layers.Conv2D if is_converted else InqConv2D
+    model = keras.Sequential(
+        [
+            *(keras.Input((9, 8, 3)), first(4, 3)),
+            *(keras.layers.Flatten(), keras.layers.Dense(3)),
+        ]
+    )
+    if is_converted:
+        model.layers[0].kernel.assign(inq.quantize(model.layers[0].kernel, 4))
+        model = inq.convert(model, 4)
+    model.compile("adam", "mse")
+    steps = inq.IncrementalQuantization(model, bits=4, steps=(1.0,), activation_bits=8)
+    model.fit(_images(8), np.ones((8, 3)), verbose=0, callbacks=[steps])
+    small = inq.convert(model, activation_bits=8)
+    assert _has_integers(small) == HAS_INTEGERS
+    expected = model.predict(_images(), verbose=0)
+    _assert_same(small.predict(_images(), verbose=0), expected)
+
+
+def _trained_to(activation_bits):
+    """A model that was trained one epoch with rounded activations."""
+    model = keras.Sequential(
+        [keras.Input((9, 8, 3)), keras.layers.Dense(2, name="last")]
+    )
+    model.compile("adam", "mse")
+    steps = inq.IncrementalQuantization(
+        model, bits=4, steps=(1.0,), activation_bits=activation_bits
+    )
+    model.fit(_images(8), np.ones((8, 9, 8, 2)), verbose=0, callbacks=[steps])
+    return model
+
+
+def test_bits_are_those_of_the_training():
+    with pytest.raises(ValueError, match=r"is 4, but .*last was trained with 8: give"):
+        inq.convert(_trained_to(8), activation_bits=4)
+
+
+def test_names_of_the_model_are_not_taken():
+    inputs = keras.Input((9, 8, 3), name="last_input")
+    other = keras.layers.ReLU(name="last_input_1")
+    model = keras.Model(inputs, InqDense(2, name="last")(other(inputs)))
+    small = inq.convert(model, activation_bits=8, calibration=_images())
+    names = [layer.name for layer in small.layers]
+    assert names == ["last_input", "last_input_1", "last_input_2", "last"]
+
+
+def test_unbatched_calibration_is_named():
+    model = _trained_to(8)
+    images = tf.data.Dataset.from_tensor_slices(_images()[0, 0, 0])
+    with pytest.raises(ValueError, match="convert: calibration: "):
+        inq.convert(model, activation_bits=8, calibration=images)

@@ -98,6 +98,16 @@ def test_scale_and_zero_point(bits, lo, hi):
     )
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_range_that_follows_skips_what_is_not_finite(value):
+    layer = FakeQuant(momentum=0.5)
+    for batch in ([-1.0, 3.0], [value, 1.0], [-2.0, 5.0]):
+        layer(tf.constant(batch), training=True)
+    lo, hi = layer.get_weights()
+    assert np.isfinite([lo, hi]).all() and lo < 0 and hi > 2
+    assert np.isfinite(layer(tf.constant([1.0]))).all()
+
+
 def test_a_range_of_nothing_gives_zeros():
     layer = _layer(0, 0, 8)
     np.testing.assert_array_equal(layer(tf.constant([-1.0, 0, 3])), [0, 0, 0])

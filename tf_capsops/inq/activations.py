@@ -6,6 +6,8 @@ Rounded are the inputs of every layer that has a kernel, and the outputs of caps
 layers. A tensor is rounded once, however many layers read it.
 """
 
+import itertools
+
 import keras
 import tensorflow as tf
 
@@ -26,7 +28,7 @@ _CAPSULES = (
     *(layers.DigitCaps, layers.PoseCaps, layers.PrimaryCaps),
 )
 _MOMENTUM = 0.9
-_TAG = "_capsops_rounding"  # of a tensor: group, who has rounded it, and to what
+_TAG = "_capsops_rounded_by"  # of a tensor: group, who has rounded it, and to what
 
 
 class Rounding:
@@ -43,13 +45,17 @@ class Rounding:
         self.group, self.inputs, self.outputs = group, inputs, outputs
 
     @classmethod
-    def new(cls, group, layer, *arguments):
-        """`FakeQuant`s of these arguments around a layer of a model, built."""
+    def new(cls, group, layer, *arguments, taken=()):
+        """`FakeQuant`s of these arguments around a layer of a model, built.
+
+        Their names are none of those that are `taken`.
+        """
 
         def fakes(side, tensors):
             result = []
             for tensor in filter(_is_real, keras.tree.flatten(tensors)):
                 name = f"{layer.name}_{side}" + (f"_{len(result)}" if result else "")
+                name = next(each for each in _names(name) if each not in taken)
                 fake = FakeQuant(*arguments, name=name, dtype=layer.dtype_policy)
                 fake.build(tensor.shape)
                 result.append(fake)
@@ -174,11 +180,13 @@ class Copies:
       bits: Bits of a rounded number, or None for no rounding.
       is_calibrated: Whether a calibration follows; otherwise the ranges are those of
         the training.
+      model: The model that is copied.
     """
 
-    def __init__(self, bits, is_calibrated):
+    def __init__(self, bits, is_calibrated, model):
         self._bits = bits
         self._is_calibrated = is_calibrated
+        self._taken = {layer.name for layer in layers_in(model)}
         self._roundings = {}
 
     def add(self, layer, copy):
@@ -189,7 +197,7 @@ class Copies:
         """
         if not self._bits or not is_rounded(layer):
             return
-        rounding = Rounding.new(self, layer, self._bits)
+        rounding = Rounding.new(self, layer, self._bits, taken=self._taken)
         self._roundings[id(copy)] = rounding
         if self._is_calibrated:
             return
@@ -201,6 +209,12 @@ class Copies:
             )
         for fakes, learned in zip(rounding.sides, layer.call.learned.sides):
             for number, each in enumerate(learned):
+                if each.bits != self._bits:
+                    raise ValueError(
+                        f"convert: activation_bits is {self._bits}, but "
+                        f"{layer.path or layer.name} was trained with {each.bits}: "
+                        "give this number, or calibration"
+                    )
                 if each.has_range():
                     fakes[number].set_weights(each.get_weights())
                 else:  # what came here had been rounded before
@@ -242,6 +256,8 @@ class Copies:
         try:
             for batch in _batches(images):
                 run(batch)
+        except ValueError as error:
+            raise ValueError(f"convert: calibration: {error}") from error
         finally:
             for fake in fakes:
                 del fake.call
@@ -270,7 +286,7 @@ def _batches(images):
             images = tf.data.Dataset.from_tensor_slices((images,)).batch(100)
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"convert: calibration must be arrays or a tf.data.Dataset: {error}"
+                f"it must be arrays or a tf.data.Dataset of batches: {error}"
             ) from error
     for batch in images:
         yield batch[0] if isinstance(batch, tuple) else batch
@@ -286,6 +302,12 @@ def _whole_layers(root):
             f"CapsNet, got {type(root).__name__}"
         )
     return [root]
+
+
+def _names(name):
+    """Yields a name, and then others like it."""
+    yield name
+    yield from (f"{name}_{number}" for number in itertools.count(1))
 
 
 def _is_real(value):

@@ -58,7 +58,8 @@ def convert(
     routing is in floating point between rounded numbers. A tensor that several layers
     read is rounded once. The ranges are the smallest and largest numbers that
     `calibration` causes, or those that the model was trained with by
-    `IncrementalQuantization(activation_bits=...)`; then outputs are the same, too.
+    `IncrementalQuantization(activation_bits=...)`; then outputs are the same, too. A
+    `FakeQuant` of the model keeps its bits and range.
 
     Args:
       model: A `Sequential` or functional model that has been built, or a
@@ -99,7 +100,8 @@ def convert(
     if message:
         warnings.warn(f"convert: {message}", stacklevel=2)
     copies, fillings = {}, []
-    rounded = activations.Copies(books.activation_bits, calibration is not None)
+    is_calibrated = calibration is not None
+    rounded = activations.Copies(books.activation_bits, is_calibrated, model)
 
     def clone(layer):
         if id(layer) not in copies:

@@ -10,10 +10,10 @@ from tf_capsops.arguments import float_tensors
 from tf_capsops.codes import checked_bits
 from tf_capsops.layers.weights import require_built, title
 from tf_capsops.ops.fake_quant import (
-    Rounding,
+    QuantizedRange,
     fake_quant,
-    mark,
     scale_and_zero_point,
+    with_range,
 )
 from tf_capsops.registered import registered
 
@@ -27,7 +27,8 @@ class FakeQuant(keras.layers.Layer):
     Integer-Arithmetic-Only Inference" (CVPR 2018). `scale_and_zero_point` gives the
     integers; numbers out of the range `[lo, hi]` are clipped to it.
     `tf_capsops.inq.convert(activation_bits=8)` puts such layers into a model. On a CPU,
-    an `InqConv2D` or `InqDense` that reads their output convolves the integers.
+    an `InqConv2D` or `InqDense` that reads the output of one without `momentum`
+    convolves the integers, of which NaN is the smallest.
 
     The range is learned by gradient with the rest of the model, or follows the batches:
     with `momentum`, each batch in training moves it towards the batch's smallest and
@@ -88,7 +89,7 @@ class FakeQuant(keras.layers.Layer):
         if self.momentum is None:
             lo, hi = map(tf.convert_to_tensor, (self.lo, self.hi))
             rounded = fake_quant(inputs, lo, hi, self.bits)
-            return mark(rounded, Rounding(lo, hi, self.bits))
+            return with_range(rounded, QuantizedRange(lo, hi, self.bits))
         if training and self.trainable:
             self._follow(tf.cast(inputs, tf.float32))
         rounded = fake_quant(inputs, self.lo, self.hi, self.bits)
@@ -145,4 +146,6 @@ class FakeQuant(keras.layers.Layer):
             (self.hi, tf.maximum(tf.reduce_max(inputs), 0.0)),
         ):
             now = tf.convert_to_tensor(variable)
+            # A step that loss scaling skips may have infinite activations.
+            found = tf.where(tf.math.is_finite(found), found, now)
             variable.assign(found + kept * (now - found))

@@ -8,7 +8,7 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
-from tf_capsops.ops.fake_quant import rounding_of
+from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
 
 
@@ -81,7 +81,7 @@ class InqConv2D(InqLayer):
         (images,) = float_tensors("InqConv2D", images=images)
         return self._convolve(
             images,
-            rounding_of(images),
+            range_of(images),
             strides=self.strides,
             padding=self.padding.upper(),
             dilations=self.dilation_rate,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.inq_layer import InqLayer
-from tf_capsops.ops.fake_quant import rounding_of
+from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
 
@@ -58,7 +58,7 @@ class InqDense(InqLayer):
         *before, channels = dimensions(inputs)
         # All rows side by side are one image of height 1, in the same order in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
-        outputs = self._convolve(row, rounding_of(inputs), padding="SAME")
+        outputs = self._convolve(row, range_of(inputs), padding="SAME")
         return tf.reshape(outputs, [*before, self.units])
 
     def compute_output_shape(self, input_shape):

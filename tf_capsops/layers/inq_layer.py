@@ -75,12 +75,12 @@ class InqLayer(Coded):
                 constraint=self.bias_constraint,
             )
 
-    def _convolve(self, images, rounding, **options):
+    def _convolve(self, images, quantized_range, **options):
         """Convolves with the kernel, then applies bias and activation.
 
         Args:
           images: what `inq_conv2d` takes.
-          rounding: the `Rounding` of these images, or None.
+          quantized_range: the `QuantizedRange` of these images, or None.
           **options: of `inq_conv2d`.
         """
         codes = tf.convert_to_tensor(self.codes)
@@ -97,7 +97,7 @@ class InqLayer(Coded):
             return tf.cast(sums * powers_of_two(exponents, sums.dtype), images.dtype)
 
         def of_integers(images):
-            scale, zero_point = scale_and_zero_point(*rounding)
+            scale, zero_point = scale_and_zero_point(*quantized_range)
             zero_point, exponent = (
                 tf.cast(n, tf.int32) for n in (zero_point, exponents)
             )
@@ -105,7 +105,7 @@ class InqLayer(Coded):
                 images, codes, exponent, scale, zero_point, **options
             )
 
-        if rounding is None or not self._takes_integers(images):
+        if quantized_range is None or not self._takes_integers(images):
             return self._finished(of_numbers(images))
         return self._finished(with_gradient_of(of_numbers, of_integers)(images))
 

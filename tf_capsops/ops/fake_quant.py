@@ -10,26 +10,26 @@ from tf_capsops import _portable
 from tf_capsops.ops.straight_through import with_gradient_of
 
 
-class Rounding(NamedTuple):
-    """How a tensor was rounded; the arguments of `scale_and_zero_point`."""
+class QuantizedRange(NamedTuple):
+    """The range and bits of a rounded tensor, as `scale_and_zero_point` takes them."""
 
     lo: tf.Tensor
     hi: tf.Tensor
     bits: int
 
 
-def mark(tensor, rounding):
+def with_range(tensor, quantized_range):
     """Says how a tensor was rounded, to layers that read this very tensor.
 
     Keras' masks are carried in this way, too.
     """
-    tensor._capsops_rounding = rounding
+    tensor._capsops_quantized_range = quantized_range
     return tensor
 
 
-def rounding_of(tensor):
-    """The `Rounding` of a tensor, or None where nothing is known of it."""
-    return getattr(tensor, "_capsops_rounding", None)
+def range_of(tensor):
+    """The `QuantizedRange` of a tensor, or None where nothing is known of it."""
+    return getattr(tensor, "_capsops_quantized_range", None)
 
 
 def scale_and_zero_point(lo, hi, bits=8):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What ops without a gradient say where one is asked for."""
+"""Errors for ops that have no gradient."""
 
 import tensorflow as tf
 
