@@ -36,7 +36,8 @@ def machine_of(run: dict, device: str) -> str:
     if device.startswith("GPU"):
         return run["gpus"][0]["device_name"].removeprefix("NVIDIA ")
     cpu = re.sub(r"\((R|TM)\)| CPU\b.*| Processor\b", "", run["cpu"])
-    return f"{run['cores']} cores of {cpu}"
+    cores = "1 core" if run["cores"] == 1 else f"{run['cores']} cores"
+    return f"{cores} of {cpu}"
 
 
 def matches(run: dict, result: dict, wanted: dict) -> bool:

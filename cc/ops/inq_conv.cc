@@ -103,9 +103,9 @@ zero_point: The q of an activation of zero, 0 to 255, [].
 multipliers: The scale times the smallest weight of each output channel, [out_channels].
 output: Images, [batch, out_height, out_width, out_channels].
 bits: Bits that a code takes in storage, 2 to 5.
-strides: Pixels from one position of the kernel to the next, down and across.
-padding: What is beyond the image: nothing (VALID), or zeros so that output pixels are as many as strides begin in the image (SAME).
-dilations: Pixels between neighbours in the kernel, down and across.
+strides: As given to InqConv.
+padding: As given to InqConv.
+dilations: As given to InqConv.
 )doc");
 
 REGISTER_OP("InqDecode")
