@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/slabs/weights.h"
@@ -18,52 +19,66 @@ namespace capsops::capsule_conv_routing::slabs {
 // positions of a row, which begins and ends with `lead` turns of zeros.
 constexpr int kPositions = 128, kTransposeThreads = 256, kDims = 32;
 
+template <int kCopies>
 __global__ void __launch_bounds__(kTransposeThreads)
-    TransposeImageKernel(const Patch patch, const WeightSums w, int dim_bits, int dim,
-                         const float* input, float* transposed) {
+    TransposeImageKernel(const Patch patch, const WeightSums w, int64_t first_image,
+                         int first_place, int quad_bits, int quads, const float4* input,
+                         float* transposed) {
   __shared__ float tile[kDims][kPositions + 1];
   GridDependencySynchronize();
-  const int dims = 1 << dim_bits;  // that are transposed together
-  const int64_t turn_size = w.x_stride * w.types, copy_size = w.line();
-  const int64_t lines = w.frames * w.read_rows;
-  const int64_t line = blockIdx.x, begin = int64_t{blockIdx.y} * kPositions;
-  const int64_t slice = line / w.read_rows, y = line - slice * w.read_rows;
-  const int64_t frame = patch.first + slice, image = frame / patch.per_image;
-  const int64_t place = frame - image * patch.per_image;
-  const int64_t real = w.width * w.types;  // positions of the image
-  const int64_t before = w.lead * turn_size, all = w.pixels() * turn_size + 2 * before;
+  const int read_rows = static_cast<int>(w.read_rows);
+  const int per_image = static_cast<int>(patch.per_image);
+  const int slice = blockIdx.x / read_rows, y = blockIdx.x - slice * read_rows;
+  const int image = (first_place + slice) / per_image;
+  const int place = first_place + slice - image * per_image;
+  const int turn_size = w.x_stride * w.types,
+            real = static_cast<int>(w.width) * w.types;
+  const int before = w.lead * turn_size;
+  const int all = static_cast<int>(w.pixels()) * turn_size + 2 * before;
+  // The quads that this thread loads, and the position that it stores.
+  const int together = 1 << quad_bits, quad = threadIdx.x & (together - 1);
+  const int at = threadIdx.x % kPositions;
+  const int begin = blockIdx.y * kPositions, position = begin + at;
+  const int x = position / w.types, type = position - x * w.types;
+  const int turn = x / w.x_stride, remainder = x - turn * w.x_stride;
+  const int pitch = static_cast<int>(w.pitch), copy_size = static_cast<int>(w.line());
+  const int dim_size = gridDim.x * w.x_stride * kCopies * pitch;
+  float* const row =
+      transposed + (int64_t{blockIdx.x} * w.x_stride + remainder) * kCopies * pitch;
   for (int tap = 0; tap < patch.channels; ++tap) {
     const int64_t depth = place * patch.read_step + tap * patch.read_tap + patch.read;
     const bool inside = depth >= 0 && depth < patch.depth;
-    const float* const from =
-        input +
-        ((image * patch.depth + depth) * patch.height + patch.row + y) * real * dim;
-    for (int first = 0; first < dim; first += dims) {
+    const int64_t frame = (first_image + image) * patch.depth + depth;
+    const float4* const from =
+        input + (frame * patch.height + patch.row + y) * real * quads;
+    for (int first = 0; first < quads; first += together) {
       __syncthreads();
-      const int k = threadIdx.x & (dims - 1);
 #pragma unroll 4
-      for (int at = threadIdx.x >> dim_bits; at < kPositions;
-           at += kTransposeThreads >> dim_bits) {
-        const int64_t position = begin + at - before;
-        const bool there =
-            inside && position >= 0 && position < real && first + k < dim;
-        tile[k][at] = there ? from[position * dim + first + k] : 0;
+      for (int to = threadIdx.x >> quad_bits; to < kPositions;
+           to += kTransposeThreads >> quad_bits) {
+        const int read = begin + to - before;
+        float4 numbers{};
+        if (inside && read >= 0 && read < real && first + quad < quads) {
+          numbers = from[read * quads + first + quad];
+        }
+        tile[4 * quad][to] = numbers.x;
+        tile[4 * quad + 1][to] = numbers.y;
+        tile[4 * quad + 2][to] = numbers.z;
+        tile[4 * quad + 3][to] = numbers.w;
       }
       __syncthreads();
-      const int at = threadIdx.x % kPositions;
-      const int64_t position = begin + at, x = position / w.types;
       if (position >= all) continue;
-      const int64_t turn = x / w.x_stride, remainder = x - turn * w.x_stride;
-      const int64_t type = position - x * w.types;
-      const int64_t row = (line * w.x_stride + remainder) * w.copies;
-      for (int copy = 0; copy < w.copies; ++copy) {
-        const int64_t index = (turn - copy) * w.types + type;
+      const int dims = min(together, quads - first) * 4;
+#pragma unroll
+      for (int copy = 0; copy < kCopies; ++copy) {
+        const int index = (turn - copy) * w.types + type;
         if (index < 0 || index >= copy_size) continue;
-        float* const to = transposed + (row + copy) * w.pitch + index;
-        for (int n = threadIdx.x / kPositions; n < dims && first + n < dim;
+        float* const to =
+            row + copy * pitch + index + (tap * quads + first) * int64_t{4} * dim_size;
+#pragma unroll 4
+        for (int n = threadIdx.x / kPositions; n < dims;
              n += kTransposeThreads / kPositions) {
-          to[(tap * dim + first + n) * lines * w.x_stride * w.copies * w.pitch] =
-              tile[n][at];
+          to[int64_t{n} * dim_size] = tile[n][at];
         }
       }
     }
@@ -73,14 +88,23 @@ __global__ void __launch_bounds__(kTransposeThreads)
 LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p,
                            const Slab& slab, const WeightSums& w, const float* input,
                            float* transposed) {
-  const int dim = static_cast<int>(p.in_dim);
-  int dim_bits = 0;
-  while (1 << dim_bits < std::min(dim, kDims)) ++dim_bits;
-  return LaunchDependent(
-      op, TransposeImageKernel,
-      dim3(w.frames * w.read_rows,
-           CeilDivide((w.pixels() + 2 * w.lead) * w.x_stride * w.types, kPositions)),
-      kTransposeThreads, 0, exec, Patch(p, slab), w, dim_bits, dim, input, transposed);
+  const Patch patch(p, slab);
+  const int64_t image = patch.first / patch.per_image;
+  const int quads = static_cast<int>(p.in_dim / 4);
+  int quad_bits = 0;
+  while (1 << quad_bits < std::min(quads, kDims / 4)) ++quad_bits;
+  const dim3 blocks(
+      w.frames * w.read_rows,
+      CeilDivide((w.pixels() + 2 * w.lead) * w.x_stride * w.types, kPositions));
+  const auto launch = [&](auto copies) {
+    return LaunchDependent(
+        op, TransposeImageKernel<copies.value>, blocks, kTransposeThreads, 0, exec,
+        patch, w, image, static_cast<int>(patch.first - image * patch.per_image),
+        quad_bits, quads, reinterpret_cast<const float4*>(input), transposed);
+  };
+  if (w.copies == 1) return launch(std::integral_constant<int, 1>());
+  if (w.copies == 2) return launch(std::integral_constant<int, 2>());
+  return launch(std::integral_constant<int, 4>());
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <type_traits>
 
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
@@ -102,7 +103,8 @@ __device__ inline void LoadColumns(const char* stage, int column,
   }
 }
 
-// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. If tiles
+// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. Columns
+// of the next step are loaded while the tensor cores do those of this one. If tiles
 // have 64 columns of the votes, the two consumers take turns.
 template <int kCount, int kProducts>
 __device__ void SumSteps(Stages<kProducts>& stages, bool halved, int steps, bool first,
@@ -112,29 +114,36 @@ __device__ void SumSteps(Stages<kProducts>& stages, bool halved, int steps, bool
   float sums[kCount][4];
   Clear(sums);
   PipelineState at;
-  int step = 0;
-  if (halved && warp >= 4) {
-    step = 1;
+  int left = steps;
+  const auto advance = [&] {
     at.Next(Stages<kProducts>::kCount);
-  }
-  for (; step < steps; ++step, at.Next(Stages<kProducts>::kCount)) {
-    const char* const stage = stages.memory[at.at];
+    return --left > 0;
+  };
+  const auto load = [&](uint32_t (&columns)[4][4]) {
     stages.full[at.at].Wait(at.parity);
-    const uint32_t right = DescriptorAddress(stage + kRowBytes);
-    uint32_t left[4][4];
-    LoadColumns(stage, column, left);
+    LoadColumns(stages.memory[at.at], column, columns);
+  };
+  // Multiplies `columns` and loads the next ones. Returns whether there are any.
+  const auto multiply = [&](const uint32_t (&columns)[4][4], uint32_t (&next)[4][4]) {
+    const int stage = at.at;
+    const uint32_t right = DescriptorAddress(stages.memory[stage] + kRowBytes);
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      WgmmaRs<float, kCount>::Begin(left[k], MakeSwizzledDescriptor(right + 2 * k),
+      WgmmaRs<float, kCount>::Begin(columns[k], MakeSwizzledDescriptor(right + 2 * k),
                                     sums, true);
     }
     WgmmaCommit();
+    const bool more = advance() && (!halved || advance());
+    if (more) load(next);
     WgmmaWait<0>();
-    stages.Release(at.at);
-    if (halved) {
-      ++step;
-      at.Next(Stages<kProducts>::kCount);
+    stages.Release(stage);
+    return more;
+  };
+  uint32_t even[4][4], odd[4][4];
+  if (left > 0 && (!halved || warp < 4 || advance())) {
+    load(even);
+    while (multiply(even, odd) && multiply(odd, even)) {
     }
   }
   Complete(sums);
@@ -244,7 +253,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 // Adds the parts of each tile, and stores them where the phase has its weights. A block
 // has a product of one of the consumers' warps, and each of its warps a share of the
 // parts.
-constexpr int kShares = 8;
+template <int kShares>
 __global__ void __launch_bounds__(32 * kShares)
     FinishWeightsKernel(const WeightSums w, const Relay relay, int dim,
                         const float4* parts, float* grad_weights) {
@@ -337,11 +346,18 @@ LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
 LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
                           const Slab& slab, const float* parts, float* grad_weights) {
   const WeightSums w(p, slab, exec.device.processors);
-  return LaunchDependent(
-      op, FinishWeightsKernel,
-      dim3(w.row_tiles * w.column_tiles * w.products * kConsumerWarps), 32 * kShares, 0,
-      exec, w, Relay(p, slab.phase), static_cast<int>(p.in_dim),
-      reinterpret_cast<const float4*>(parts), grad_weights);
+  const auto launch = [&](auto shares) {
+    return LaunchDependent(
+        op, FinishWeightsKernel<shares.value>,
+        dim3(w.row_tiles * w.column_tiles * w.products * kConsumerWarps),
+        32 * shares.value, 0, exec, w, Relay(p, slab.phase), static_cast<int>(p.in_dim),
+        reinterpret_cast<const float4*>(parts), grad_weights);
+  };
+  // Few parts of many small tiles take longer to share than to add.
+  if (std::max(w.splits, w.last_splits) < 32) {
+    return launch(std::integral_constant<int, 1>());
+  }
+  return launch(std::integral_constant<int, 8>());
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs
