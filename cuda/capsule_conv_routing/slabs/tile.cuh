@@ -123,11 +123,13 @@ class Tile {
   }
 
   // Calls store(type, <vote, vector>) in all lanes of a group, for all types.
-  // `vectors` [parents][dim] must be what the lanes themselves have stored.
+  // `vectors` [parents][dim] must be what the lanes themselves have stored. `store` may
+  // replace what other lanes of the group have read before the call.
   template <typename Store>
   __device__ void Dots(int pixel, int parent, const A* vectors,
                        const Store& store) const {
     constexpr int kTogether = 4;
+    __syncwarp();
     for (int first = 0; first < z.types; first += kTogether) {
       A dots[kTogether] = {};
       ForNumbers([&](int d) {
