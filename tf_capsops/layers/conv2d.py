@@ -42,18 +42,9 @@ class Conv2D(keras.layers.Conv2D):
         )
 
     def convolution_op(self, inputs, kernel):
-        if self._is_ours(inputs, kernel):
-            return self._convolved(capsule_conv2d, inputs, kernel)
-        if self._is_product:
-            matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
-            return keras.ops.tensordot(inputs, matrix, axes=1)
-        return super().convolution_op(inputs, kernel)
-
-    @property
-    def _is_product(self):
-        """Whether windows are single pixels, whose product XLA fuses with a bias."""
-        ones = *self.kernel_size, *self.strides, self.groups
-        return self.data_format == "channels_last" and set(ones) == {1}
+        if not self._is_ours(inputs, kernel):
+            return super().convolution_op(inputs, kernel)
+        return self._convolved(capsule_conv2d, inputs, kernel)
 
     @property
     def _rectified(self):

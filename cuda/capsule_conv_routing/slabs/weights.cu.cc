@@ -103,8 +103,7 @@ __device__ inline void LoadColumns(const char* stage, int column,
   }
 }
 
-// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. Columns
-// of the next step are loaded while the tensor cores do those of this one. If tiles
+// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. If tiles
 // have 64 columns of the votes, the two consumers take turns.
 template <int kCount, int kProducts>
 __device__ void SumSteps(Stages<kProducts>& stages, bool halved, int steps, bool first,
@@ -114,36 +113,29 @@ __device__ void SumSteps(Stages<kProducts>& stages, bool halved, int steps, bool
   float sums[kCount][4];
   Clear(sums);
   PipelineState at;
-  int left = steps;
-  const auto advance = [&] {
+  int step = 0;
+  if (halved && warp >= 4) {
+    step = 1;
     at.Next(Stages<kProducts>::kCount);
-    return --left > 0;
-  };
-  const auto load = [&](uint32_t (&columns)[4][4]) {
+  }
+  for (; step < steps; ++step, at.Next(Stages<kProducts>::kCount)) {
+    const char* const stage = stages.memory[at.at];
     stages.full[at.at].Wait(at.parity);
-    LoadColumns(stages.memory[at.at], column, columns);
-  };
-  // Multiplies `columns` and loads the next ones. Returns whether there are any.
-  const auto multiply = [&](const uint32_t (&columns)[4][4], uint32_t (&next)[4][4]) {
-    const int stage = at.at;
-    const uint32_t right = DescriptorAddress(stages.memory[stage] + kRowBytes);
+    const uint32_t right = DescriptorAddress(stage + kRowBytes);
+    uint32_t left[4][4];
+    LoadColumns(stage, column, left);
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      WgmmaRs<float, kCount>::Begin(columns[k], MakeSwizzledDescriptor(right + 2 * k),
+      WgmmaRs<float, kCount>::Begin(left[k], MakeSwizzledDescriptor(right + 2 * k),
                                     sums, true);
     }
     WgmmaCommit();
-    const bool more = advance() && (!halved || advance());
-    if (more) load(next);
     WgmmaWait<0>();
-    stages.Release(stage);
-    return more;
-  };
-  uint32_t even[4][4], odd[4][4];
-  if (left > 0 && (!halved || warp < 4 || advance())) {
-    load(even);
-    while (multiply(even, odd) && multiply(odd, even)) {
+    stages.Release(at.at);
+    if (halved) {
+      ++step;
+      at.Next(Stages<kProducts>::kCount);
     }
   }
   Complete(sums);
