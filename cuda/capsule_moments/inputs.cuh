@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Inputs and helpers of the mma and fma kernels, which do 4 x Q poses with Q x 4
+// Inputs and helpers of the mma kernels, which do 4 x Q poses with Q x 4
 // weights and keep all of a parent's statistics and sums in one thread's registers.
 #pragma once
 
@@ -33,7 +33,6 @@ struct Inputs {
   Problem p;
   Element element;
   Rule rule;
-  int lanes;  // threads of a window, for fma
   const void *poses, *activations, *weights;
   const float *bias, *linear, *precision, *center, *prior;
   // Per capsule, for kGiven: {max, scale}, null where no logits are given so that all
@@ -54,19 +53,10 @@ Inputs MakeInputs(const Problem& p, const Operands<T>& from) {
   const Rule rule = p.normalize == kNone                      ? Rule::kLogit
                     : HasLogits(p) && p.normalize == kParents ? Rule::kSoftmax
                                                               : Rule::kGiven;
-  return {p,
-          element,
-          rule,
-          p.out_channels <= kLanes / 2 ? kLanes / 2 : kLanes,
-          from.poses,
-          from.activations,
-          from.weights,
-          from.bias,
-          from.linear,
-          from.precision,
-          from.center,
-          from.prior,
-          nullptr,
+  return {p,           element,          rule,
+          from.poses,  from.activations, from.weights,
+          from.bias,   from.linear,      from.precision,
+          from.center, from.prior,       nullptr,
           nullptr};
 }
 
@@ -81,8 +71,8 @@ struct RowState {
   float activation, maximum, scale, dot;
 };
 
-// Outputs of a pass, null if not wanted. With `scales` or `dots` a pass writes nothing
-// else. `partial` is [slots][kSums][kThreads], where the path has `Slots`.
+// Outputs of a pass, null if not wanted. With `scales` a pass writes these, `dots` and
+// nothing else. `partial` is [slots][kSums][kThreads], where the path has `Slots`.
 struct Results {
   bool gradients;
   float *mass, *first, *second;
@@ -92,7 +82,7 @@ struct Results {
   float* dots;         // sum of share dr over each row
   RowState* state;     // state per row
   float* activations;  // sum of share dq over each row
-  float* poses;        // pose gradient per row, if the pass computes it
+  float* poses;        // pose gradient per row
   float* partial;
 };
 
@@ -102,9 +92,6 @@ struct WeightSums {
   const RowState* state;
   float *weights, *prior;
   bool overwrite;
-};
-struct VoteSums : WeightSums {
-  float* poses;  // pose gradient per row
 };
 
 // Writes four numbers, from `h` on, of a parent's results from its sums; with h = 0
@@ -183,13 +170,6 @@ __device__ void StoreRow(const float (&from)[Q], float* to) {
 #pragma unroll
     for (int q = 0; q < Q; ++q) to[q] = from[q];
   }
-}
-
-// Returns how many windows see a capsule.
-__device__ inline int WindowsOf(const Problem& p, int64_t capsule) {
-  int count = 0;
-  VisitWindows(p, static_cast<int>(capsule), [&](int, int) { ++count; });
-  return count;
 }
 
 }  // namespace capsops::capsule_moments

@@ -6,8 +6,8 @@
 // stored.
 //
 // Poses of 4x4, or 4x5 with coordinates, keep a parent's statistics and sums in one
-// thread's registers. The votes come from tensor cores where TF32 is exact or allowed
-// (mma), and from FMA otherwise (fma). All other sizes store the shares (general).
+// thread's registers, and their votes come from tensor cores (mma). All other sizes
+// store the shares (general).
 #include "cc/launch/capsule_moments.h"
 #include "cuda/capsule_moments/paths.h"
 
@@ -17,7 +17,6 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<ForwardPlan<GpuExec, T>>(
       Forward::kName, {{"mma", [&] { return mma::PlanForward<T>(exec, p); }},
-                       {"fma", [&] { return fma::PlanForward<T>(exec, p); }},
                        {"general", [&] { return general::PlanForward<T>(exec, p); }}});
 }
 
@@ -26,7 +25,6 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   return Choose<BackwardPlan<GpuExec, T>>(
       Backward::kName,
       {{"mma", [&] { return mma::PlanBackward<T>(exec, p); }},
-       {"fma", [&] { return fma::PlanBackward<T>(exec, p); }},
        {"general", [&] { return general::PlanBackward<T>(exec, p); }}});
 }
 

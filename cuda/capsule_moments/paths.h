@@ -10,7 +10,6 @@
 namespace capsops::capsule_moments {
 
 CAPSOPS_DECLARE_PATH(mma)
-CAPSOPS_DECLARE_PATH(fma)
 CAPSOPS_DECLARE_PATH(general)
 namespace general {
 CAPSOPS_DECLARE_PLANNER(PlanShares, SharesPlan, GpuExec)

@@ -1,18 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans of the paths that keep a parent in a thread's registers (mma and fma). A row is
-// a pair [position, k] of a window and one of its children. A path is a struct:
+// Plans of kernels that keep a parent in a thread's registers (mma). A row is a pair
+// [position, k] of a window and one of its children. A path is a struct:
 //   kRowBytes      limit of the workspace for rows, unless one sample needs more
 //   Obstacle       why the path refuses a problem that Obstacle() below allows
 //   Slots          number of partial sums of moments or of statistics' gradients
 //   Parts          number of partial sums of the gradients of weights and prior
 //   Pass           writes Results. They are the moments; or the statistics' gradients,
 //                  with the state, activation and pose gradients of rows; or {max,
-//                  scale} of each row or its sum over parents of share dr. The sum is
-//                  with the final shares, or if kDotsWithScales with the shares of the
-//                  row's own softmax, and then next to {max, scale}
-//   Votes          writes VoteSums, the poses only where Pass did not
+//                  scale} of each row, with the sum over parents of share dr, where the
+//                  shares are those of the row's own softmax
+//   Weights        writes WeightSums
 #pragma once
 
 #include <algorithm>
@@ -30,8 +29,7 @@ namespace capsops::capsule_moments {
 // Launchers of rows.cu.cc, where S is float, __half or __nv_bfloat16.
 
 // Merges {max, scale} of each capsule's rows, and the sums of share dr that were made
-// with each row's own shares. With null `row_scales` it adds up `row_dots`, which were
-// then made with the final shares. Null `row_dots` are skipped.
+// with each row's own shares. Null `row_dots` are skipped.
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots);
@@ -107,28 +105,18 @@ LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
   float2* const row_scales = Workspace::In<float2>(workspace, parts.row_scales);
   float2* const scales = Workspace::In<float2>(workspace, parts.scales);
   in->rule = Rule::kSoftmax;
-  const bool together = grad != nullptr && Path::kDotsWithScales;
-  float* const row_dots = Workspace::In<float>(workspace, parts.row_dots);
   float* const dots = Workspace::In<float>(workspace, parts.dots);
-  const auto merge = [&](const float2* row_scales, const float* row_dots) {
-    return MergeRows(exec, name, in->p, row_scales, row_dots, scales, dots);
-  };
-  const auto pass = [&](float2* row_scales, float* row_dots) {
-    Results out{};
-    out.gradients = row_dots != nullptr;
-    out.scales = row_scales, out.dots = row_dots;
-    return Path::Pass(exec, name, *in, grad != nullptr ? *grad : Gradient{}, out);
-  };
-  CAPSOPS_RETURN_IF_ERROR(pass(row_scales, together ? row_dots : nullptr));
-  CAPSOPS_RETURN_IF_ERROR(merge(row_scales, together ? row_dots : nullptr));
+  Results out{};
+  out.gradients = grad != nullptr;
+  out.scales = row_scales;
+  if (out.gradients) out.dots = Workspace::In<float>(workspace, parts.row_dots);
+  CAPSOPS_RETURN_IF_ERROR(
+      Path::Pass(exec, name, *in, out.gradients ? *grad : Gradient{}, out));
+  CAPSOPS_RETURN_IF_ERROR(
+      MergeRows(exec, name, in->p, row_scales, out.dots, scales, dots));
   in->rule = Rule::kGiven;
   in->scales = scales;
-  if (grad == nullptr) return {};
-  if (!together) {
-    CAPSOPS_RETURN_IF_ERROR(pass(nullptr, row_dots));
-    CAPSOPS_RETURN_IF_ERROR(merge(nullptr, row_dots));
-  }
-  in->dots = dots;
+  if (out.gradients) in->dots = dots;
   return {};
 }
 
@@ -158,12 +146,12 @@ std::string Obstacle(const Problem& p) {
   return "";
 }
 
-template <typename Path, typename T>
-ForwardPlan<GpuExec, T> PlanForwardBy(const GpuExec& exec, const Problem& p) {
+template <typename T, typename Path>
+ForwardPlan<GpuExec, T> PlanForwardBy(Path, const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   using S = Statistic<T>;
   CAPSOPS_REFUSE_IF(Obstacle<T>(p));
-  CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
+  CAPSOPS_REFUSE_IF(Path::Obstacle(p, exec, false));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, false);
     return PlanSlices<T>(
@@ -204,18 +192,18 @@ LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
   out.activations = to.activations != nullptr ? buffer(parts.activations) : nullptr;
   out.poses = buffer(parts.poses), out.partial = buffer(parts.partial);
   CAPSOPS_RETURN_IF_ERROR(Path::Pass(exec, name, in, grad, out));
-  const VoteSums sums{
-      {out.state, buffer(parts.weights), buffer(parts.prior), overwrite}, out.poses};
-  CAPSOPS_RETURN_IF_ERROR(Path::Votes(exec, name, in, grad, sums, parts.parts));
+  const WeightSums sums{out.state, buffer(parts.weights), buffer(parts.prior),
+                        overwrite};
+  CAPSOPS_RETURN_IF_ERROR(Path::Weights(exec, name, in, grad, sums, parts.parts));
   return SumRows(exec, name, p, out.poses, out.activations, to.poses, to.activations);
 }
 
-template <typename Path, typename T>
-BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
+template <typename T, typename Path>
+BackwardPlan<GpuExec, T> PlanBackwardBy(Path, const GpuExec& exec, const Problem& p) {
   using Plan = BackwardPlan<GpuExec, T>;
   using S = Statistic<T>;
   CAPSOPS_REFUSE_IF(Obstacle<T>(p));
-  CAPSOPS_REFUSE_IF(Path::template Obstacle<T>(p, exec));
+  CAPSOPS_REFUSE_IF(Path::Obstacle(p, exec, true));
   if constexpr (std::is_same_v<S, float>) {
     const Workspace parts(Path(), p, exec, true);
     return PlanGradientSlices<T>(
@@ -244,15 +232,3 @@ BackwardPlan<GpuExec, T> PlanBackwardBy(const GpuExec& exec, const Problem& p) {
 }
 
 }  // namespace capsops::capsule_moments
-
-// Defines a namespace's planners by its Path.
-#define CAPSOPS_DEFINE_PLANNERS                                                  \
-  template <typename T>                                                          \
-  ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {   \
-    return PlanForwardBy<Path, T>(exec, p);                                      \
-  }                                                                              \
-  template <typename T>                                                          \
-  BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) { \
-    return PlanBackwardBy<Path, T>(exec, p);                                     \
-  }                                                                              \
-  CAPSOPS_INSTANTIATE_PATH(GpuExec)

@@ -12,7 +12,7 @@
 namespace capsops::capsule_moments {
 
 // One thread per capsule merges {max, scale} of its rows, as in an online softmax, and
-// the sums of share dr. With null `row_scales` it only adds up `row_dots`.
+// the sums of share dr.
 __global__ void __launch_bounds__(kThreads)
     MergeKernel(Problem p, const float2* row_scales, const float* row_dots,
                 float2* scales, float* dots) {
@@ -22,13 +22,6 @@ __global__ void __launch_bounds__(kThreads)
   const int i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= capsules) return;
   float maximum = -INFINITY, sum = 0, dot = 0;
-  if (row_scales == nullptr) {
-    VisitWindows(p, i, [&](int64_t position, int64_t k) {
-      dot += row_dots[position * children + k];
-    });
-    dots[i] = dot;
-    return;
-  }
   VisitWindows(p, i, [&](int64_t position, int64_t k) {
     maximum = fmaxf(maximum, row_scales[position * children + k].x);
   });

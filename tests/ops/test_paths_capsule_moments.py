@@ -19,7 +19,6 @@ def _normalized(*names):
 _ALL = _normalized("matrices", "coordinates", "rows_of_warps", "equal_shares")
 CASES = {
     "mma": _ALL,
-    "fma": _ALL,
     "general": [
         *(*_ALL, *_normalized("primes", "beyond", "empty_batch", "no_channels")),
         *("parents_33", "pose_2_17_6", "pose_1_1_7"),
@@ -39,18 +38,18 @@ def _runs(kernel):
         dict.fromkeys(OPS, kernel),
         CASES[kernel],
         DTYPES if kernel == "general" else narrow,
-        float32=(kernel == "mma",),
+        float32=(False, True) if kernel == "mma" else (False,),
     )
 
 
 if paths.WITH_GPU:
     RUNS = [run for kernel in CASES for run in _runs(kernel)]
 
-    @paths.every([*RUNS, *paths.planned_for_others([*_runs("mma"), *_runs("fma")])])
+    @paths.every([*RUNS, *paths.planned_for_others(_runs("mma"))])
     def test_forced(run):
         paths.assert_close(OP, run)
 
     @pytest.mark.parametrize("op", OPS)
     @pytest.mark.parametrize("name, why", REFUSALS)
     def test_a_forced_kernel_says_why_it_cannot(op, name, why):
-        paths.assert_refused(OP, op, "fma", name, tf.float32, why)
+        paths.assert_refused(OP, op, "mma", name, tf.float32, why)

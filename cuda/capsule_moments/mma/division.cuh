@@ -198,17 +198,19 @@ __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
   return exist;
 }
 
-// Waits for this thread's copies of a stage, and rounds them to TF32.
-template <int Q>
+// Waits for this thread's copies of a stage, and rounds them to TF32 unless kSplit.
+template <bool kSplit, int Q>
 __device__ void WaitForStage(const Inputs& in, const Division& d, int chunk,
                              const StageView<Q>& stage) {
   __pipeline_wait_prior(0);
-  if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
-  PrepareWeights(RowsOf<Q>(d, chunk), stage.weights);
-  const int end = kChunk << d.windows_log2();
+  if constexpr (!kSplit) {
+    if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
+    PrepareWeights(RowsOf<Q>(d, chunk), stage.weights);
+    const int end = kChunk << d.windows_log2();
 #pragma unroll 1
-  for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
-    PreparePoseRow<Q>(threadIdx.x % kSide, stage.poses + e * Q * kSide);
+    for (int e = threadIdx.x / kSide; e < end; e += kThreads / kSide) {
+      PreparePoseRow<Q>(threadIdx.x % kSide, stage.poses + e * Q * kSide);
+    }
   }
 }
 

@@ -14,15 +14,31 @@
 
 namespace capsops::capsule_moments::mma {
 
-inline Division Divide(const Problem& p, const GpuExec& exec, int blocks_per_sm) {
+// Size of shared memory of PassKernel in bytes.
+inline int PassBytes(const Problem& p, const Division& d, bool gradient) {
+  const auto size = [&](auto q) {
+    return gradient ? SharedSize<true, q>(d) : SharedSize<false, q>(d);
+  };
+  const int floats = p.pose_inner == 5 ? size(std::integral_constant<int, 5>{})
+                                       : size(std::integral_constant<int, 4>{});
+  return floats * static_cast<int>(sizeof(float));
+}
+
+inline Division Divide(const Problem& p, const GpuExec& exec, bool gradient) {
   Division d;
   d.image = Image(p);
   d.outs = static_cast<int>(p.out_channels);
-  for (d.lanes_log2 = 3; d.lanes() < d.outs;) ++d.lanes_log2;
+  // More lanes than parents mean fewer windows, for GPUs with little shared memory.
+  for (d.lanes_log2 = 3;
+       d.lanes() < d.outs ||
+       (d.lanes() < kLanes && PassBytes(p, d, gradient) > exec.device.shared);) {
+    ++d.lanes_log2;
+  }
   d.positions = static_cast<int>(NumWindows(p));
   d.children = static_cast<int>(Children(p));
   d.groups = static_cast<int>(CeilDivide(d.positions, d.windows()));
   d.chunks = static_cast<int>(CeilDivide(d.children, kChunk));
+  const int blocks_per_sm = gradient || p.has_linear ? 1 : 2;
   d.blocks = static_cast<int>(
       std::min<int64_t>(d.Units(), int64_t{blocks_per_sm} * exec.device.processors));
   return d;
@@ -51,23 +67,22 @@ LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
 template <typename Run>
 LaunchError WithTile(const Problem& p, const GpuExec& exec, const Run& run) {
   return WithVariant(p, p.order == 2, [&](auto second, auto logit, auto q) {
-    const int bytes = Tile<second, logit, q, false>::Floats(Divide(p, exec, 1)) * 4;
+    const int bytes = Tile<second, logit, q, false>::Floats(Divide(p, exec, true)) * 4;
     if (bytes <= exec.device.shared) return run(second, logit, q, std::false_type{});
     return run(std::true_type{}, logit, q, std::true_type{});
   });
 }
 
 // Launches one pass, and the split-K reduction if blocks share groups.
-template <bool kGradient>
+template <bool kGradient, bool kSplit>
 LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Gradient& grad, const Results& out) {
   const Problem& p = in.p;
-  const Division d = Divide(p, exec, kGradient || p.has_linear ? 1 : 2);
+  const Division d = Divide(p, exec, kGradient);
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
-    constexpr auto kKernel = PassKernel<kGradient, second, logit, q>;
-    const int shared = SharedSize<kGradient, q>(d) * sizeof(float);
-    return LaunchDependent<kKernel>(name, d.blocks, kThreads, shared, exec, in, d, grad,
-                                    out);
+    constexpr auto kKernel = PassKernel<kGradient, second, logit, q, kSplit>;
+    return LaunchDependent<kKernel>(name, d.blocks, kThreads,
+                                    PassBytes(p, d, kGradient), exec, in, d, grad, out);
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
@@ -78,31 +93,29 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
                          exec, in, d, grad, out);
 }
 
+// Launches the kernels; tile.cuh explains kSplit.
+template <bool kSplit>
 struct Path {
-  static constexpr bool kDotsWithScales = true;
   // Keeps the whole workspace under 32 MiB, above which TensorFlow may allocate 64.
   static constexpr int64_t kRowBytes = int64_t{19} << 20;
 
-  template <typename T>
-  static std::string Obstacle(const Problem& p, const GpuExec& exec) {
-    if (std::is_same_v<T, float> && !exec.tf32) return "TF32 is not allowed";
-    const Division d = Divide(p, exec, 1);
-    int floats = p.pose_inner == 5 ? SharedSize<true, 5>(d) : SharedSize<true, 4>(d);
-    WithTile(p, exec, [&](auto second, auto logit, auto q, auto small) -> LaunchError {
-      floats = std::max(floats, Tile<second, logit, q, small>::Floats(d));
+  static std::string Obstacle(const Problem& p, const GpuExec& exec, bool backward) {
+    const Division d = Divide(p, exec, backward);
+    int bytes = PassBytes(p, d, backward);
+    const auto count = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
+      using TileOf = Tile<second, logit, q, small>;
+      bytes = std::max<int>(bytes, TileOf::Floats(d) * sizeof(float));
       return {};
-    });
-    if (floats * static_cast<int>(sizeof(float)) > exec.device.shared) {
-      return "a block has too little shared memory";
-    }
-    return "";
+    };
+    if (backward) WithTile(p, exec, count);
+    return bytes > exec.device.shared ? "a block has too little shared memory" : "";
   }
 
   static int Slots(const Problem& p, const GpuExec& exec, bool backward) {
-    return Divide(p, exec, backward ? 1 : 2).Slots();
+    return Divide(p, exec, backward).Slots();
   }
   static int Parts(const Problem& p, const GpuExec& exec) {
-    const Division d = Divide(p, exec, 1);
+    const Division d = Divide(p, exec, true);
     int64_t groups = 1;
     WithTile(p, exec, [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       groups = CeilDivide(d.children, Tile<second, logit, q, small>::Children(d));
@@ -114,17 +127,18 @@ struct Path {
 
   static LaunchError Pass(const GpuExec& exec, const char* name, const Inputs& in,
                           const Gradient& grad, const Results& out) {
-    const auto launch = out.gradients ? LaunchPass<true> : LaunchPass<false>;
+    const auto launch =
+        out.gradients ? LaunchPass<true, kSplit> : LaunchPass<false, kSplit>;
     return launch(exec, name, in, grad, out);
   }
 
-  static LaunchError Votes(const GpuExec& exec, const char* name, const Inputs& in,
-                           const Gradient& grad, const VoteSums& sums, int parts) {
-    const Division d = Divide(in.p, exec, 1);
+  static LaunchError Weights(const GpuExec& exec, const char* name, const Inputs& in,
+                             const Gradient& grad, const WeightSums& sums, int parts) {
+    const Division d = Divide(in.p, exec, true);
     const auto run = [&](auto second, auto logit, auto q, auto small) -> LaunchError {
       using TileOf = Tile<second, logit, q, small>;
       const dim3 grid(CeilDivide(d.children, TileOf::Children(d)), parts);
-      constexpr auto kKernel = WeightKernel<second, logit, q, small>;
+      constexpr auto kKernel = WeightKernel<second, logit, q, small, kSplit>;
       const int shared = TileOf::Floats(d) * sizeof(float);
       return LaunchDependent<kKernel>(name, grid, TileOf::kThreads, shared, exec, in, d,
                                       grad, sums);
@@ -133,6 +147,25 @@ struct Path {
   }
 };
 
-CAPSOPS_DEFINE_PLANNERS
+// Calls plan() with the path of T. Operands are split if float32 must not be rounded.
+template <typename T, typename Plan>
+auto WithPath(const GpuExec& exec, const Plan& plan) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (!exec.tf32) return plan(Path<true>());
+  }
+  return plan(Path<false>());
+}
+
+template <typename T>
+ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
+  return WithPath<T>(exec, [&](auto path) { return PlanForwardBy<T>(path, exec, p); });
+}
+
+template <typename T>
+BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
+  return WithPath<T>(exec, [&](auto path) { return PlanBackwardBy<T>(path, exec, p); });
+}
+
+CAPSOPS_INSTANTIATE_PATH(GpuExec)
 
 }  // namespace capsops::capsule_moments::mma

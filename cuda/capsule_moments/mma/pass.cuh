@@ -35,7 +35,7 @@ __device__ int RowAt(int g, int row, int q) {
 // row's state; `dqs`, [warp][child][window of the warp], are then the warps' sums of
 // the gradients of activation * share. If `linear`, they lack <dfirst, u>, whose sum
 // over parents is the inner product of the pose and its gradient.
-template <bool kEqual, int Q>
+template <bool kEqual, bool kSplit, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
                         const StageView<Q>& stage, const float* dqs, bool linear,
                         const Results& out) {
@@ -67,7 +67,8 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
         }
 #pragma unroll
         for (int q = 0; linear && q < Q; ++q) {
-          dq += sums[q] * TruncateToTf32(stage.poses[(e * Q + q) * kSide + p]);
+          const float pose = stage.poses[(e * Q + q) * kSide + p];
+          dq += sums[q] * (kSplit ? pose : TruncateToTf32(pose));
         }
         dq = SumOverRow(dq, kSide);
       }
@@ -83,7 +84,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
 }
 
 // Runs a forward or gradient pass over this block's units (kLogit: statistics.cuh).
-template <bool kGradient, bool kSecond, int kLogit, int Q>
+template <bool kGradient, bool kSecond, int kLogit, int Q, bool kSplit>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
   TriggerDependentLaunch();
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     const int position = (group << d.windows_log2()) + coord.window;
     const bool mine = parent_exists && position < d.positions;
     const int64_t parent = mine ? int64_t{position} * d.outs + coord.parent : 0;
-    const Statistics<kGradient, kSecond, kLogit> statistics(
+    const Statistics<kGradient, kSecond, kLogit, kSplit> statistics(
         std::false_type(), mine ? ParentAt(in, grad, parent) : ParentAt{},
         mine ? At(in.bias, parent) : 0, mine ? At(grad.mass, parent) : 0);
     float sum = 0, first[kSize] = {}, second[kSize] = {};
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     for (int chunk = chunk0 - 1; chunk < chunk1; ++chunk) {
       const int buffer = (chunk - chunk0) & 1, k0 = chunk * kChunk;
       const StageView<Q> stage(d, memory + buffer * StageSize<Q>(d));
-      if (chunk >= chunk0) WaitForStage<Q>(in, d, chunk, stage);
+      if (chunk >= chunk0) WaitForStage<kSplit, Q>(in, d, chunk, stage);
       const bool whole = __syncthreads_and(exist);
       if (chunk + 1 < chunk1) {
         const StageView<Q> next(d, memory + (1 - buffer) * StageSize<Q>(d));
@@ -156,8 +157,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                             float (&u)[2][kSize]) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          MakeVote<false, Q>(poses + i * pose_step, weights + i * weights_step,
-                             statistics.minus_center, u[i]);
+          MakeVote<false, kSplit, Q>(poses + i * pose_step, weights + i * weights_step,
+                                     statistics.minus_center, u[i]);
         }
       };
       if constexpr (!kEqual) {
@@ -183,7 +184,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         __syncthreads();
         if constexpr (kGradient) {
           if (sums && chunk > chunk0)
-            SumRows<false>(d, group, k0 - kChunk, rows, stage, nullptr, false, out);
+            SumRows<false, kSplit>(d, group, k0 - kChunk, rows, stage, nullptr, false,
+                                   out);
         }
         ShareChunk<kGradient>(in, d, group, k0, stage.state, votes, out);
         if (!sums) continue;
@@ -217,7 +219,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                   gradient[h] = statistics.MomentGradient(h, u[i][h]);
                 }
               } else if constexpr (kGradient) {
-                const float q = kDebias * terms->z, dz = kDebias * terms->dq;
+                const float q = kDebias<kSplit> * terms->z;
+                const float dz = kDebias<kSplit> * terms->dq;
                 sum += dz;
 #pragma unroll
                 for (int h = 0; h < kSize; ++h) {
@@ -245,8 +248,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
               if (!linear && t == 0) my_dqs[(j + i) * kEight] = dq;
             }
             if constexpr (kGradient) {
-              Contract<false>(gradient, back, kPair == 1 || g / kFour == i, 1,
-                              row_sums[i / kPair]);
+              Contract<false, kSplit>(gradient, back, kPair == 1 || g / kFour == i, 1,
+                                      row_sums[i / kPair]);
               back += weights_step;
             }
             terms += vote_step, state += d.windows();
@@ -275,18 +278,18 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       }
       if constexpr (kGradient && kEqual) {
         __syncthreads();
-        SumRows<true>(d, group, k0, rows, stage, dqs, linear, out);
+        SumRows<true, kSplit>(d, group, k0, rows, stage, dqs, linear, out);
       }
     }
     __syncthreads();
     if constexpr (kGradient) {
       if (sums && !kEqual) {
         const StageView<Q> none(d, memory);
-        SumRows<false>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr, false,
-                       out);
+        SumRows<false, kSplit>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr,
+                               false, out);
       }
       // Removes kDebias from the sums of logit gradients.
-      constexpr float kFactor = 1 / kDebias;
+      constexpr float kFactor = 1 / kDebias<kSplit>;
       sum *= kFactor;
 #pragma unroll
       for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;

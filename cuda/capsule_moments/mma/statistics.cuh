@@ -28,11 +28,12 @@ struct ParentAt {
 
 // Compensates on average for the tensor core's truncation of an operand to TF32, like
 // Prepare(). The vote gradients carry this factor, so that they need no rounding.
-constexpr float kDebias = 1 + 0.71f * 0x1p-11f;
+template <bool kSplit>
+constexpr float kDebias = kSplit ? 1 : 1 + 0.71f * 0x1p-11f;
 
 // The statistics of a thread's parent. kLogit is 0 without logits, so that all shares
 // of a child are equal, 1 for logits without a linear part, and 2 for complete logits.
-template <bool kGradient, bool kSecond, int kLogit>
+template <bool kGradient, bool kSecond, int kLogit, bool kSplit>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
   // Holds second_grad doubled, except in Differentiate().
@@ -52,7 +53,7 @@ struct Statistics {
       for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
     }
     // With equal shares, the share is applied after the gradient has been contracted.
-    constexpr float kFactor = kLogit == 0 ? kDebias : 1;
+    constexpr float kFactor = kLogit == 0 ? kDebias<kSplit> : 1;
     if constexpr (kGradient) LoadParent<kPresent>(at.first_grad, kFactor, first_grad);
     if constexpr (kGradient && kSecond) {
       constexpr bool kOnce = kPresent && kLogit > 0;
@@ -78,7 +79,7 @@ struct Statistics {
       *z += lines[0] + lines[1];
     }
     if constexpr (kGradient) {
-      constexpr float kFactor = kLogit == 0 ? 1 / kDebias : 1;
+      constexpr float kFactor = kLogit == 0 ? 1 / kDebias<kSplit> : 1;
       float sum = grads[0] + grads[1];
       if constexpr (kSecond) sum += 0.5f * (seconds[0] + seconds[1]);
       *dq = mass_grad + kFactor * sum;
@@ -117,7 +118,8 @@ struct Statistics {
     }
     // The child may be outside of the image.
     if (child.scale == 0) share = 0, dz = 0;
-    const float q = kDebias * child.activation * share, debiased = kDebias * dz;
+    const float q = kDebias<kSplit> * child.activation * share;
+    const float debiased = kDebias<kSplit> * dz;
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
       float rest = debiased * weighted[h];

@@ -6,6 +6,11 @@
 // matrices: the thread's group of four (g) selects rows of one operand, and its number
 // in the group (t) columns of the other. Everything in shared memory is float; 16-bit
 // elements are widened when they are copied there.
+//
+// With kSplit the kernels are as exact as float: each operand is split into two TF32
+// numbers, which takes three products, and these are added to other sums in float,
+// because tensor cores truncate sums. Without it, operands are TF32: floats that have
+// been rounded, or 16-bit elements, which are exact.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -124,6 +129,9 @@ __device__ void PreparePoseRow(int row, float* pose) {
   }
 }
 
+template <bool kSplit, int N>
+using OperandOf = Operand<N, kSplit ? Tf32::kSplit : Tf32::kExact>;
+
 // sum = c + a b in TF32, with c unchanged.
 __device__ inline void MultiplyTo(const uint32_t (&a)[2], const uint32_t (&b)[1],
                                   const float (&c)[4], float (&sum)[4]) {
@@ -147,16 +155,17 @@ constexpr int Place(int row, int column) {
   return kTransposed ? column * kSide + row : row * kSide + column;
 }
 
-// Computes a thread's vote - center, starting from {-center}. The operands, truncated
-// to TF32, are Q x 4 matrices in shared memory; columns of the left one become rows of
-// the vote, or columns if kTransposed. With g the thread's group of four in the warp
-// and t its number in the group, `left` points to row t of the matrix of pair g, and
-// `right` to row t, column 2 (g % 2), of the matrix of pair g / 2.
-template <bool kTransposed, int Q>
+// Computes a thread's vote - center. The operands, truncated to TF32 unless kSplit, are
+// Q x 4 matrices in shared memory; columns of the left one become rows of the vote, or
+// columns if kTransposed. With g the thread's group of four in the warp and t its
+// number in the group, `left` points to row t of the matrix of pair g, and `right` to
+// row t, column 2 (g % 2), of the matrix of pair g / 2.
+template <bool kTransposed, bool kSplit, int Q>
 __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {
   constexpr int kSteps = (Q + 3) / 4;
-  uint32_t a[2][2 * kSteps], b[2][kSteps];
+  OperandOf<kSplit, 2 * kSteps> a[2];
+  OperandOf<kSplit, kSteps> b[2];
 #pragma unroll
   for (int s = 0; s < kSteps; ++s) {
     const bool any = s == 0 || threadIdx.x % kFour + 4 * s < Q;
@@ -166,9 +175,9 @@ __device__ void MakeVote(const float* left, const float* right,
       rows = *reinterpret_cast<const float4*>(left + 4 * s * kSide);
       columns = *reinterpret_cast<const float2*>(right + 4 * s * kSide);
     }
-    a[0][2 * s] = __float_as_uint(rows.x), a[0][2 * s + 1] = __float_as_uint(rows.y);
-    a[1][2 * s] = __float_as_uint(rows.z), a[1][2 * s + 1] = __float_as_uint(rows.w);
-    b[0][s] = __float_as_uint(columns.x), b[1][s] = __float_as_uint(columns.y);
+    a[0].SetPrepared(2 * s, rows.x), a[0].SetPrepared(2 * s + 1, rows.y);
+    a[1].SetPrepared(2 * s, rows.z), a[1].SetPrepared(2 * s + 1, rows.w);
+    b[0].SetPrepared(s, columns.x), b[1].SetPrepared(s, columns.y);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -180,7 +189,16 @@ __device__ void MakeVote(const float* left, const float* right,
       float c[4], sum[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
-      MultiplyTo(a[i], b[j], c, sum);
+      if constexpr (kSplit) {
+        float product[4] = {};
+        Multiply(a[i].low, b[j].high, product);
+        Multiply(a[i].high, b[j].low, product);
+        Multiply(a[i].high, b[j].high, product);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] = product[e] + c[e];
+      } else {
+        MultiplyTo(a[i].high, b[j].high, c, sum);
+      }
 #pragma unroll
       for (int e = 0; e < 4; ++e) u[at[e]] = sum[e];
     }
@@ -192,26 +210,47 @@ __device__ void MakeVote(const float* left, const float* right,
 // the gradient, or its rows if kTransposed. `right` points to row g of the matrix of
 // pair t, which is scaled by `factor`, or counts as zero unless `counts`.
 // sums[i] are {row 2i; columns 2t, 2t + 1}, {row 2i + 1; the same columns}, for pair g.
-template <bool kTransposed>
+template <bool kTransposed, bool kSplit>
 __device__ void Contract(const float (&gradient)[kSize], const float* right,
                          bool counts, float factor, float (&sums)[2][4]) {
   float matrix[kSide] = {};
   if (counts) LoadWords(right, matrix);
 #pragma unroll
   for (float& x : matrix) x *= factor;
+  OperandOf<kSplit, 2> b[2];
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
-    const uint32_t b[] = {__float_as_uint(matrix[2 * s]),
-                          __float_as_uint(matrix[2 * s + 1])};
+    b[s].SetPrepared(0, matrix[2 * s]);
+    b[s].SetPrepared(1, matrix[2 * s + 1]);
+  }
+  const auto left = [&](int i, int s) {
+    OperandOf<kSplit, 4> a;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      a.SetPrepared(e, gradient[Place<kTransposed>(2 * i + e % 2, 2 * s + e / 2)]);
+    }
+    return a;
+  };
+  if constexpr (kSplit) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint32_t a[4];
+      const OperandOf<kSplit, 4> a[] = {left(i, 0), left(i, 1)};
+      float product[4] = {};
+      // The small terms come first, so that little of them is truncated.
+      Multiply(a[0].low, b[0].high, product);
+      Multiply(a[1].low, b[1].high, product);
+      Multiply(a[0].high, b[0].low, product);
+      Multiply(a[1].high, b[1].low, product);
+      Multiply(a[0].high, b[0].high, product);
+      Multiply(a[1].high, b[1].high, product);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        a[e] =
-            __float_as_uint(gradient[Place<kTransposed>(2 * i + e % 2, 2 * s + e / 2)]);
-      }
-      Multiply(a, b, sums[i]);
+      for (int e = 0; e < 4; ++e) sums[i][e] += product[e];
+    }
+  } else {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) Multiply(left(i, s).high, b[s].high, sums[i]);
     }
   }
 }

@@ -145,21 +145,23 @@ __device__ void FillChildren(const Inputs& in, const Division& d, const RowState
   });
 }
 
-// Waits for this thread's copies, and rounds the poses to TF32.
-template <typename TileOf, int Q>
+// Waits for this thread's copies, and rounds the poses to TF32 unless kSplit.
+template <typename TileOf, bool kSplit, int Q>
 __device__ void WaitForChildren(const Inputs& in, const Division& d, float* poses) {
   __pipeline_wait_prior(0);
-  if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
+  if constexpr (!kSplit) {
+    if (in.element != Element::kFloat) return;  // 16-bit elements are exact in TF32
 #pragma unroll 1
-  for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
-       i += TileOf::kThreads) {
-    PreparePoseRow<Q>(i % kSide, poses + i / kSide * Q * kSide);
+    for (int i = threadIdx.x; i < TileOf::Children(d) * kFour * kSide;
+         i += TileOf::kThreads) {
+      PreparePoseRow<Q>(i % kSide, poses + i / kSide * Q * kSide);
+    }
   }
 }
 
 // Computes the gradients of weights and prior: block (x, y) does the children of x and
 // the windows of part y.
-template <bool kSecond, int kLogit, int Q, bool kSmall>
+template <bool kSecond, int kLogit, int Q, bool kSmall, bool kSplit>
 __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 1)
     WeightKernel(Inputs in, Division d, Gradient grad, WeightSums out) {
   TriggerDependentLaunch();
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   __pipeline_commit();
   __pipeline_wait_prior(0);
   for (int row = threadIdx.x; row < weight_rows; row += TileOf::kThreads) {
-    if (in.element == Element::kFloat) PrepareRow(weights_of(row));
+    if (!kSplit && in.element == Element::kFloat) PrepareRow(weights_of(row));
   }
   __syncthreads();
 
@@ -243,7 +245,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   int buffer = 1;
   for (int first = begin - kFour; first < end; first += kFour, buffer = 1 - buffer) {
     const float* const poses = tile.Poses(d, buffer);
-    if (first >= begin) WaitForChildren<TileOf, Q>(in, d, tile.Poses(d, buffer));
+    if (first >= begin)
+      WaitForChildren<TileOf, kSplit, Q>(in, d, tile.Poses(d, buffer));
     __syncthreads();
     if (first + kFour < end) {
       FillParents<TileOf, kSecond, kLogit>(in, d, grad, first + kFour, end,
@@ -261,22 +264,22 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     my_parent.precision = my_parent.second_grad + kSize;
     my_parent.linear = my_parent.precision + kSize;
     const float* const one = my_parent.center + TileOf::kTensors * kSize;
-    const Statistics<true, kSecond, kLogit> statistics(std::true_type(), my_parent,
-                                                       one[0], one[1]);
+    const Statistics<true, kSecond, kLogit, kSplit> statistics(
+        std::true_type(), my_parent, one[0], one[1]);
     const RowState* const all_states = tile.StateOf(d, buffer) + slot0 * kFour + t;
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
       const RowState state = all_states[c * kFour];
       float u[kSize], gradient[kSize], factor = 1;
       if constexpr (kLogit > 0 || kSecond) {
-        MakeVote<true, Q>(weights + c * Q * kSide,
-                          poses + c * kFour * Q * kSide + right_at,
-                          statistics.minus_center, u);
+        MakeVote<true, kSplit, Q>(weights + c * Q * kSide,
+                                  poses + c * kFour * Q * kSide + right_at,
+                                  statistics.minus_center, u);
       }
       if constexpr (kLogit == 0) {
         // Float poses are already rounded without bias.
         factor = state.activation * state.scale *
-                 (in.element == Element::kFloat ? 1 : kDebias);
+                 (in.element == Element::kFloat ? 1 : kDebias<kSplit>);
 #pragma unroll
         for (int h = 0; h < kSize; ++h)
           gradient[h] = statistics.MomentGradient(h, u[h]);
@@ -288,8 +291,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         const float dz = statistics.Differentiate(u, in.rule, state, prior, gradient);
         if constexpr (kPrior) priors[c] += dz;
       }
-      Contract<true>(gradient, poses + c * kFour * Q * kSide + back_at,
-                     kPair == 1 || g / kFour == c % 2, factor, sums[c / kPair]);
+      Contract<true, kSplit>(gradient, poses + c * kFour * Q * kSide + back_at,
+                             kPair == 1 || g / kFour == c % 2, factor, sums[c / kPair]);
     }
   }
   // Adds the prior's gradients over the tile's four windows.
