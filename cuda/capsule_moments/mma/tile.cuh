@@ -132,6 +132,20 @@ __device__ void PreparePoseRow(int row, float* pose) {
 template <bool kSplit, int N>
 using OperandOf = Operand<N, kSplit ? Tf32::kSplit : Tf32::kExact>;
 
+// c += a0 b0 + a1 b1, for contractions over four or eight numbers.
+__device__ inline void MultiplyTwo(const uint32_t (&a0)[2], const uint32_t (&b0)[1],
+                                   const uint32_t (&a1)[2], const uint32_t (&b1)[1],
+                                   float (&c)[4]) {
+  const uint32_t a[] = {a0[0], a0[1], a1[0], a1[1]}, b[] = {b0[0], b1[0]};
+  Multiply(a, b, c);
+}
+__device__ inline void MultiplyTwo(const uint32_t (&a0)[4], const uint32_t (&b0)[2],
+                                   const uint32_t (&a1)[4], const uint32_t (&b1)[2],
+                                   float (&c)[4]) {
+  Multiply(a0, b0, c);
+  Multiply(a1, b1, c);
+}
+
 // sum = c + a b in TF32, with c unchanged.
 __device__ inline void MultiplyTo(const uint32_t (&a)[2], const uint32_t (&b)[1],
                                   const float (&c)[4], float (&sum)[4]) {
@@ -191,8 +205,7 @@ __device__ void MakeVote(const float* left, const float* right,
       for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
       if constexpr (kSplit) {
         float product[4] = {};
-        Multiply(a[i].low, b[j].high, product);
-        Multiply(a[i].high, b[j].low, product);
+        MultiplyTwo(a[i].high, b[j].low, a[i].low, b[j].high, product);
         Multiply(a[i].high, b[j].high, product);
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum[e] = product[e] + c[e];
