@@ -110,6 +110,33 @@ def test_others_run_the_convolution(arguments, monkeypatch):
     assert [op for op, *_ in ran] == ["CapsuleConv"]
 
 
+def test_windows_of_a_pixel_are_products(device):
+    theirs, ours = both(kernel_size=1, activation="relu", padding="same")
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None, 4])])
+    def with_gradients(images):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            output = ours(images)
+        return [output, *tape.gradient(output, [images, *ours.trainable_variables])]
+
+    operations = with_gradients.get_concrete_function().graph.get_operations()
+    assert "Conv2D" not in {each.type for each in operations}
+    with tf.GradientTape() as tape:
+        images = tf.constant(IMAGES)
+        tape.watch(images)
+        plain = theirs(images)
+    expected = [plain, *tape.gradient(plain, [images, *theirs.trainable_variables])]
+    for result, other in zip(with_gradients(IMAGES), expected, strict=True):
+        np.testing.assert_allclose(result, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [{"strides": 2}, {"groups": 2}, {"kernel_size": 2}])
+def test_other_windows_are_convolutions(window):
+    theirs, ours = both(**{"kernel_size": 1, **window})
+    np.testing.assert_array_equal(ours(IMAGES), theirs(IMAGES))
+
+
 HOPPER, AMPERE = {"compute_capability": (9, 0)}, {"compute_capability": (8, 0)}
 PRIMARY, FIRST, DEEP, SHALLOW = (
     *((9, 9, 256, 256), (9, 9, 1, 256)),

@@ -42,9 +42,19 @@ class Conv2D(keras.layers.Conv2D):
         )
 
     def convolution_op(self, inputs, kernel):
-        if not self._is_ours(inputs, kernel):
-            return super().convolution_op(inputs, kernel)
-        return self._convolved(capsule_conv2d, inputs, kernel)
+        if self._is_ours(inputs, kernel):
+            return self._convolved(capsule_conv2d, inputs, kernel)
+        if self._is_product:
+            matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
+            return keras.ops.tensordot(inputs, matrix, axes=1)
+        return super().convolution_op(inputs, kernel)
+
+    @property
+    def _is_product(self):
+        """Whether windows are single pixels, so that XLA can fuse what follows."""
+        if self.data_format != "channels_last" or _portable.is_on():
+            return False
+        return {*self.kernel_size, *self.strides, self.groups} == {1}
 
     @property
     def _rectified(self):
