@@ -119,8 +119,11 @@ class Dice(keras.metrics.Metric):
                 f"Dice: y_pred must be scores of {self.num_classes} classes, got shape "
                 f"{scores.shape}"
             )
-        read = one_hot_labels(classes_read(scores)[..., tf.newaxis], scores)
-        read = tf.cast(read, self.dtype)
+        read = classes_read(scores)
+        if self.num_classes == 1:
+            read = tf.cast(read, self.dtype)[..., tf.newaxis]
+        else:
+            read = tf.one_hot(read, self.num_classes, dtype=self.dtype)
         shown = tf.cast(one_hot_labels(y_true, scores), self.dtype)
         weights = tf.ones([1], self.dtype)
         if sample_weight is not None:

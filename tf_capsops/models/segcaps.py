@@ -270,12 +270,12 @@ class SegCaps(Segmenter):
         )
 
     def drawn(self, outputs, one_hot, training=None):
-        kept = one_hot * foreground(one_hot)
-        masked = (
-            outputs["capsules"] * tf.cast(kept, outputs["capsules"].dtype)[..., None]
-        )
-        # Side by side, for a height and width that may be unknown.
-        features = tf.concat(tf.unstack(masked, axis=-2), axis=-1)
+        capsules = outputs["capsules"]
+        *outer, classes, dim = dimensions(capsules)
+        # The mask is repeated, because TensorFlow broadcasts slowly on a CPU.
+        kept = tf.cast(one_hot * foreground(one_hot), capsules.dtype)
+        kept = tf.repeat(kept, dim, axis=-1)
+        features = tf.reshape(capsules, [*outer, classes * dim]) * kept
         return self.decoder(features, training=training)
 
     def get_config(self):
