@@ -185,11 +185,15 @@ CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
 }
 
 // Returns v in the first `count` lanes and zero in the others, even where v is NaN.
+template <typename A, int... kLane>
+CAPSOPS_INLINE Vector<A> KeepLanes(int64_t count, Vector<A> v, Indices<kLane...>) {
+  const auto used = static_cast<Integer<A>>(Min(count, kLanes<A>));
+  const auto kept = Vector<Integer<A>>{kLane...} < Vector<Integer<A>>{} + used;
+  return (Vector<A>)((Vector<Integer<A>>)v & kept);
+}
 template <typename A>
 inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
-  Integer<A> kept[kLanes<A>];
-  for (int lane = 0; lane < kLanes<A>; ++lane) kept[lane] = lane < count ? -1 : 0;
-  return (Vector<A>)((Vector<Integer<A>>)v & Load(kept));
+  return KeepLanes<A>(count, v, typename IndicesTo<kLanes<A>>::type());
 }
 
 template <typename A, typename T>
