@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cc/cpu/kernels.h"
 #include "cc/launch/capsule_conv_routing.h"
@@ -19,6 +20,22 @@ struct Range {
   int64_t begin, end;
 };
 
+// Whether `route` and `route_backward` make the votes themselves: those of windows of
+// one pixel, whose weights fit into the cache of level 2. Sums have as many terms as
+// those of a convolution. Static for the same reason as the functions of round.h.
+template <typename T>
+static inline bool MakesVotes(const Problem& p) {
+  constexpr int64_t kMostTerms = 256, kMostBytes = 256 << 10;
+  const int64_t weights = p.in_dim * Columns(p) * static_cast<int64_t>(sizeof(T));
+  return std::is_same_v<T, Accumulator<T>> && p.shared_weights && !p.transposed &&
+         p.kernel_depth == 1 && p.kernel_height == 1 && p.kernel_width == 1 &&
+         p.stride_depth == 1 && p.stride_height == 1 && p.stride_width == 1 &&
+         p.out_depth == p.in_depth && p.out_height == p.in_height &&
+         p.out_width == p.in_width && p.pad_front == 0 && p.pad_top == 0 &&
+         p.pad_left == 0 && p.types > 0 && p.in_dim > 0 && p.in_dim <= kMostTerms &&
+         weights <= kMostBytes;
+}
+
 template <typename T>
 struct CpuKernels {
   using A = Accumulator<T>;
@@ -26,14 +43,16 @@ struct CpuKernels {
 
   // Returns the bytes of scratch for `route` or, with `gradient`, `route_backward`.
   int64_t (*scratch)(const Problem& p, bool gradient);
-  // Routes pixels of `votes`, [types][parents][out_dim] each, to their places.
-  void (*route)(const Problem& p, const Places& places, Range pixels, const T* votes,
-                const T* bias, const T* logits, T* output, void* scratch);
+  // Routes pixels of `votes`, [types][parents][out_dim] each, to their places. Where
+  // MakesVotes, they are made of the slab's `image` and the weights.
+  void (*route)(const Problem& p, const Places& places, Range pixels, const T* image,
+                const T* weights, const T* votes, const T* bias, const T* logits,
+                T* output, void* scratch);
   // Replaces the votes of pixels by their gradients, and adds those of bias and logits
   // to `part`.
   void (*route_backward)(const Problem& p, const Places& places, Range pixels,
-                         const T* grad, const T* bias, const T* logits, T* votes,
-                         A* part, void* scratch);
+                         const T* image, const T* weights, const T* grad, const T* bias,
+                         const T* logits, T* votes, A* part, void* scratch);
   // Writes the sums of `count` parts.
   void (*add_parts)(const Problem& p, int64_t count, const A* parts, T* grad_bias,
                     T* grad_logits);

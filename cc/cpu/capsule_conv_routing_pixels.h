@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "cc/cpu/capsule_conv_routing.h"
+#include "cc/cpu/capsule_conv_routing_votes.h"
 #include "cc/cpu/capsule_routing_squash.h"
 #include "cc/cpu/capsule_routing_tile.h"
 #include "cc/cpu/convert.h"
@@ -26,8 +28,10 @@ using capsule_routing::CAPSOPS_ISA::SquashGrad;
 
 // The arrays of a task. Routing forward keeps `sums`, `totals` and `shares` of one
 // iteration, and the gradient those of all.
-template <typename A>
+template <typename T>
 class Pixels {
+  using A = Accumulator<T>;
+
  public:
   Pixels(const Problem& p, bool gradient, void* scratch)
       : p_(p),
@@ -36,6 +40,7 @@ class Pixels {
         data_(static_cast<A*>(scratch)) {
     const int64_t kept = gradient ? p.iterations : 1;
     votes = Take(p.types * columns_);
+    children = Take(MakesVotes<T>(p) ? p.types * p.in_dim * kLanes<A> : 0);
     sums = Take(kept * columns_);
     totals = Take(kept * columns_);
     shares = Take(kept * pairs_);
@@ -47,15 +52,23 @@ class Pixels {
   }
   int64_t size() const { return size_; }
 
-  // Loads votes, [pixels][types][parents][out_dim].
-  template <typename T>
-  void LoadVotes(const T* from, int64_t pixels) {
+  // Sets the votes of pixels from number `first` on: makes them of the image, or loads
+  // those that a convolution made, [pixels][types][parents][out_dim].
+  void SetVotes(int64_t first, int64_t pixels, const T* image, const T* weights,
+                const T* from) const {
+    if constexpr (std::is_same_v<T, A>) {
+      if (MakesVotes<T>(p_)) {
+        const int64_t numbers = p_.types * p_.in_dim;
+        ToLanes(image + first * numbers, numbers, pixels, numbers, children);
+        MakeVotes(p_, children, weights, votes);
+        return;
+      }
+    }
     const int64_t count = p_.types * p_.parents * p_.out_dim;
-    ToLanes(from, count, pixels, count, votes);
+    ToLanes(from + first * count, count, pixels, count, votes);
   }
 
   // Sets `shares` of iteration `r`, counted from 0.
-  template <typename T>
   void Share(int64_t r, const T* logits, const A* total, A* to) const {
     for (int64_t i = 0; i < p_.types; ++i) {
       A* const row = to + i * p_.parents * kLanes<A>;
@@ -68,7 +81,6 @@ class Pixels {
   }
 
   // Sets `to` to the bias plus the sum of share * vote over types.
-  template <typename T>
   void Sum(const T* bias, const A* share, A* to) const {
     for (int64_t j = 0; j < p_.parents; ++j) {
       A* const s = to + Parent(j);
@@ -115,7 +127,7 @@ class Pixels {
   int64_t columns() const { return columns_; }
   int64_t pairs() const { return pairs_; }
 
-  A *votes, *sums, *totals, *shares;
+  A *votes, *children, *sums, *totals, *shares;
   A *share_grads, *output_grads, *bias_sums, *logits_sums;
 
  private:
@@ -149,19 +161,20 @@ class Pixels {
 template <typename T>
 int64_t ScratchBytes(const Problem& p, bool gradient) {
   using A = Accumulator<T>;
-  return Pixels<A>(p, gradient, nullptr).size() * sizeof(A);
+  return Pixels<T>(p, gradient, nullptr).size() * sizeof(A);
 }
 
 // Implements CpuKernels::route.
 template <typename T>
-void Route(const Problem& p, const Places& places, Range range, const T* votes,
-           const T* bias, const T* logits, T* output, void* scratch) {
+void Route(const Problem& p, const Places& places, Range range, const T* image,
+           const T* weights, const T* votes, const T* bias, const T* logits, T* output,
+           void* scratch) {
   using A = Accumulator<T>;
-  Pixels<A> at(p, false, scratch);
+  Pixels<T> at(p, false, scratch);
   const int64_t columns = Columns(p);
   for (int64_t n = range.begin; n < range.end; n += kLanes<A>) {
     const int64_t pixels = Min(kLanes<A>, range.end - n);
-    at.LoadVotes(votes + n * p.types * columns, pixels);
+    at.SetVotes(n, pixels, image, weights, votes);
     for (int64_t r = 0; r < p.iterations; ++r) {
       at.Share(r, logits, at.totals, at.shares);
       at.Sum(bias, at.shares, at.sums);
@@ -197,11 +210,11 @@ void Accumulate(int64_t pixels, const A* from, int64_t count, A* to) {
 
 // Implements CpuKernels::route_backward.
 template <typename T>
-void RouteBackward(const Problem& p, const Places& places, Range range, const T* grad,
-                   const T* bias, const T* logits, T* votes, Accumulator<T>* part,
-                   void* scratch) {
+void RouteBackward(const Problem& p, const Places& places, Range range, const T* image,
+                   const T* weights, const T* grad, const T* bias, const T* logits,
+                   T* votes, Accumulator<T>* part, void* scratch) {
   using A = Accumulator<T>;
-  Pixels<A> at(p, true, scratch);
+  Pixels<T> at(p, true, scratch);
   const int64_t columns = Columns(p), count = p.types * columns;
   std::memset(at.bias_sums, 0, at.columns() * sizeof(A));
   std::memset(at.logits_sums, 0, at.pairs() * sizeof(A));
@@ -212,7 +225,7 @@ void RouteBackward(const Problem& p, const Places& places, Range range, const T*
   const auto share_grads = [&](int64_t r) { return at.share_grads + r * at.pairs(); };
   for (int64_t n = range.begin; n < range.end; n += kLanes<A>) {
     const int64_t pixels = Min(kLanes<A>, range.end - n);
-    at.LoadVotes(votes + n * count, pixels);
+    at.SetVotes(n, pixels, image, weights, votes);
     for (int64_t r = 0; r < p.iterations; ++r) {
       at.Share(r, logits, r == 0 ? nullptr : totals(r - 1), shares(r));
       at.Sum(bias, shares(r), sums(r));

@@ -7,18 +7,20 @@
 // A device is described by a struct `Steps`, with its Exec, Own<T>, its own products
 // (capsule_conv_slabs_products.h), and static functions for an element type T. Those
 // that return errors begin these with the op's name:
-//   SlabBytes      returns the most bytes of a slab's votes unless a row has more
-//   Zero           zeros memory
-//   CopyWeights    copies the weights of a phase
-//   AddWeights     adds the gradient of this copy to the gradient of weights
-//   Narrow         converts sums to T
-//   CopyImage      copies a slab's channels
-//   AddImage       adds the gradient of this copy to the gradient of the input
-//   Space          returns how many sums Route or RouteBackward work on
-//   Route          routes votes
-//   Parts          returns how many sums the gradients of bias and logits have in parts
-//   RouteBackward  replaces votes by their gradient, and adds to these parts
-//   AddParts       adds the parts up
+//   SlabBytes        returns the most bytes of a slab's votes unless a row has more
+//   Convolution      returns the convolution of a slab's votes: ConvOf, or an equal one
+//   Zero             zeros memory
+//   CopyWeights      copies the weights of a phase
+//   AddWeights       adds the gradient of this copy to the gradient of weights
+//   Narrow           converts sums to T
+//   CopyImage        copies a slab's channels
+//   AddImage         adds the gradient of this copy to the gradient of the input
+//   RouteMakesVotes  whether Route and RouteBackward make votes of image and weights
+//   Space            returns how many sums Route or RouteBackward work on
+//   Route            routes votes
+//   Parts            returns how many sums of bias and logits the gradient has in parts
+//   RouteBackward    replaces votes by their gradient, and adds to these parts
+//   AddParts         adds the parts up
 #pragma once
 
 #include <algorithm>
@@ -80,8 +82,8 @@ class Slabs {
     return ForEachFilter(exec, weights, a, [&](const Slab& slab, const T* filter) {
       const LaunchError error = MakeVotes(exec, slab, input, filter, a);
       if (!error.empty()) return error;
-      return Steps::Route(exec, op_, p_, Places(p_, slab), a.votes, bias, logits,
-                          output, a.space);
+      return Steps::Route(exec, op_, p_, Places(p_, slab), Image(slab, input, a),
+                          filter, a.votes, bias, logits, output, a.space);
     });
   }
 
@@ -107,7 +109,8 @@ class Slabs {
       begun = begun && !slab.IsFirstOfPhase();
       then([&] { return MakeVotes(exec, slab, input, filter, a); });
       then([&] {
-        return Steps::RouteBackward(exec, op_, p_, Places(p_, slab), grad, bias, logits,
+        return Steps::RouteBackward(exec, op_, p_, Places(p_, slab),
+                                    Image(slab, input, a), filter, grad, bias, logits,
                                     a.votes, a.parts, a.space);
       });
       if (slab.Reads(p_)) {
@@ -169,7 +172,8 @@ class Slabs {
   // The products that are left to convolutions.
   Products Convolved() const {
     const Products own = own_.made();
-    return {!own.votes, gradient_ && !own.by_image, gradient_ && !own.by_weights};
+    const bool votes = !own.votes && !Steps::template RouteMakesVotes<T>(p_);
+    return {votes, gradient_ && !own.by_image, gradient_ && !own.by_weights};
   }
 
   int64_t ImageSize() const {
@@ -232,7 +236,7 @@ class Slabs {
       most_scratch_ = std::max(most_scratch_, own_.Scratch(slab));
       most_weights_ = std::max(most_weights_, relay.elements());
       most_weight_sums_ = std::max(most_weight_sums_, own_.Sums(slab));
-      return convs_.Plan(exec, ConvOf(p_, slab));
+      return convs_.Plan(exec, Steps::Convolution(p_, slab));
     });
     const Products own = own_.made();
     writes_input_ = parts && !own.by_image && whole;
@@ -288,9 +292,9 @@ class Slabs {
       return own_.MakeVotes(exec, op_, slab, input, a.packed, a.image, a.votes);
     }
     const LaunchError error = CopyImage(exec, slab, input, a);
-    if (!error.empty()) return error;
-    return convs_.Votes(exec, ConvOf(p_, slab), Image(slab, input, a), filter, a.votes,
-                        a.conv);
+    if (!error.empty() || Steps::template RouteMakesVotes<T>(p_)) return error;
+    return convs_.Votes(exec, Steps::Convolution(p_, slab), Image(slab, input, a),
+                        filter, a.votes, a.conv);
   }
 
   // Adds to `sums`, or sets all of the result if it comes from one slab. Without votes
@@ -305,8 +309,8 @@ class Slabs {
     if (own_.made().votes) error = CopyImage(exec, slab, input, a);
     if (!error.empty()) return error;
     T* const to = writes_weights_ ? grad_weights : a.weights_part;
-    error = convs_.ByWeights(exec, ConvOf(p_, slab), Image(slab, input, a), a.votes, to,
-                             a.conv);
+    error = convs_.ByWeights(exec, Steps::Convolution(p_, slab), Image(slab, input, a),
+                             a.votes, to, a.conv);
     if (!error.empty() || writes_weights_) return error;
     return Steps::AddWeights(exec, op_, Relay(p_, slab.phase), to, sums);
   }
@@ -314,10 +318,10 @@ class Slabs {
   LaunchError ByImage(const Exec& exec, const Slab& slab, const T* filter,
                       T* grad_input, const Arrays& a) const {
     T* const to = writes_input_ ? grad_input + InputOffset(p_, slab) : a.image;
-    const LaunchError error =
-        own_.made().by_image
-            ? own_.GradImage(exec, op_, slab, a.votes, filter, to)
-            : convs_.ByImage(exec, ConvOf(p_, slab), a.votes, filter, to, a.conv);
+    const LaunchError error = own_.made().by_image
+                                  ? own_.GradImage(exec, op_, slab, a.votes, filter, to)
+                                  : convs_.ByImage(exec, Steps::Convolution(p_, slab),
+                                                   a.votes, filter, to, a.conv);
     if (!error.empty() || writes_input_) return error;
     return Steps::AddImage(exec, op_, GradPatch(slab), to, grad_input);
   }

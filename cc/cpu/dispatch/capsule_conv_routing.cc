@@ -42,6 +42,23 @@ struct CpuSteps {
 
   static int64_t SlabBytes(const CpuExec&) { return 2 << 20; }
 
+  // Types that share weights are neighboring pixels where possible. Convolutions of
+  // poses of one row read and write images in place, if parents fill a vector.
+  static capsule_conv::Problem Convolution(const Problem& p, const Slab& slab) {
+    constexpr int64_t kFewestColumns = 16;
+    capsule_conv::Problem conv = ConvOf(p, slab);
+    if (!p.shared_weights || conv.stride_width != 1 || conv.in_channels != 1 ||
+        Columns(p) < kFewestColumns) {
+      return conv;
+    }
+    conv.in_width *= p.types;
+    conv.out_width *= p.types;
+    if (conv.kernel_width > 1) conv.dilation_width *= p.types;
+    conv.pad_left *= p.types;
+    conv.pose_rows = 1;
+    return conv;
+  }
+
   static LaunchError Zero(const CpuExec&, const char*, void* data, int64_t bytes) {
     if (bytes > 0) std::memset(data, 0, bytes);
     return {};
@@ -88,6 +105,11 @@ struct CpuSteps {
         [&](int64_t row) { Selected<T>().add_copy(patch, row, copy, grad_input); });
   }
 
+  template <typename T>
+  static bool RouteMakesVotes(const Problem& p) {
+    return MakesVotes<T>(p);
+  }
+
   // Routing works on the scratch of its tasks.
   template <typename T>
   static int64_t Space(const CpuExec&, const Problem&, bool) {
@@ -96,24 +118,26 @@ struct CpuSteps {
 
   template <typename T>
   static LaunchError Route(const CpuExec& exec, const char* op, const Problem& p,
-                           const Places& places, const T* votes, const T* bias,
-                           const T* logits, T* output, Accumulator<T>*) {
+                           const Places& places, const T* image, const T* weights,
+                           const T* votes, const T* bias, const T* logits, T* output,
+                           Accumulator<T>*) {
     const CpuKernels<T>& kernels = Selected<T>();
     const int64_t pixels = places.pixels;
     const int64_t tiles = CeilDivide(pixels, kernels.lanes);
     return ForRanges(exec, op, tiles, Cost(p, kernels.lanes), kernels.scratch(p, false),
                      [&](int64_t begin, int64_t end, void* scratch) {
                        kernels.route(p, places,
-                                     Pixels(kernels.lanes, begin, end, pixels), votes,
-                                     bias, logits, output, scratch);
+                                     Pixels(kernels.lanes, begin, end, pixels), image,
+                                     weights, votes, bias, logits, output, scratch);
                      });
   }
 
   template <typename T>
   static LaunchError RouteBackward(const CpuExec& exec, const char* op,
                                    const Problem& p, const Places& places,
-                                   const T* grad, const T* bias, const T* logits,
-                                   T* votes, Accumulator<T>* parts, Accumulator<T>*) {
+                                   const T* image, const T* weights, const T* grad,
+                                   const T* bias, const T* logits, T* votes,
+                                   Accumulator<T>* parts, Accumulator<T>*) {
     const CpuKernels<T>& kernels = Selected<T>();
     const int64_t pixels = places.pixels;
     const int64_t tiles = CeilDivide(pixels, kernels.lanes), count = CountParts<T>(p);
@@ -121,9 +145,9 @@ struct CpuSteps {
                     kernels.scratch(p, true), [&](int64_t part, void* scratch) {
                       const Range range = Pixels(kernels.lanes, tiles * part / count,
                                                  tiles * (part + 1) / count, pixels);
-                      kernels.route_backward(p, places, range, grad, bias, logits,
-                                             votes, parts + part * PartSize(p),
-                                             scratch);
+                      kernels.route_backward(p, places, range, image, weights, grad,
+                                             bias, logits, votes,
+                                             parts + part * PartSize(p), scratch);
                     });
   }
 
@@ -156,6 +180,13 @@ struct CpuSteps {
   }
 };
 
+// Returns the problem with one iteration if all votes of a type go to the one parent in
+// each of them.
+Problem Shortened(Problem p) {
+  if (p.parents == 1 && !p.leaky) p.iterations = 1;
+  return p;
+}
+
 // Names the instruction set in a plan.
 template <typename Plan>
 Plan Named(Plan plan) {
@@ -167,12 +198,12 @@ Plan Named(Plan plan) {
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& p) {
-  return Named(PlanForwardBySlabs<CpuSteps, T>(exec, p));
+  return Named(PlanForwardBySlabs<CpuSteps, T>(exec, Shortened(p)));
 }
 
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& p) {
-  return Named(PlanBackwardBySlabs<CpuSteps, T>(exec, p));
+  return Named(PlanBackwardBySlabs<CpuSteps, T>(exec, Shortened(p)));
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)

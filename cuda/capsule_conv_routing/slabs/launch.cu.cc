@@ -143,6 +143,10 @@ struct GpuSteps {
   template <typename T>
   using Own = std::conditional_t<std::is_same_v<T, float>, OwnProducts, NoProducts>;
 
+  static capsule_conv::Problem Convolution(const Problem& p, const Slab& slab) {
+    return ConvOf(p, slab);
+  }
+
   // Votes of a slab stay in the cache of level 2, of which newer GPUs have more.
   static int64_t SlabBytes(const GpuExec& exec) {
     return exec.device.capability >= 90 ? 32 << 20 : 16 << 20;
@@ -182,9 +186,15 @@ struct GpuSteps {
     return z.shared || z.quads > 0 ? 0 : z.blocks * z.block;
   }
   template <typename T>
+  static bool RouteMakesVotes(const Problem&) {
+    return false;
+  }
+
+  template <typename T>
   static LaunchError Route(const GpuExec& exec, const char* op, const Problem& p,
-                           const Places& places, const T* votes, const T* bias,
-                           const T* logits, T* output, Accumulator<T>* space) {
+                           const Places& places, const T*, const T*, const T* votes,
+                           const T* bias, const T* logits, T* output,
+                           Accumulator<T>* space) {
     const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, false);
     if constexpr (!std::is_same_v<T, double>) {
       if (z.quads > 0) {
@@ -200,9 +210,9 @@ struct GpuSteps {
   }
   template <typename T>
   static LaunchError RouteBackward(const GpuExec& exec, const char* op,
-                                   const Problem& p, const Places& places,
-                                   const T* grad, const T* bias, const T* logits,
-                                   T* votes, Accumulator<T>* parts,
+                                   const Problem& p, const Places& places, const T*,
+                                   const T*, const T* grad, const T* bias,
+                                   const T* logits, T* votes, Accumulator<T>* parts,
                                    Accumulator<T>* space) {
     const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, true);
     if constexpr (!std::is_same_v<T, double>) {

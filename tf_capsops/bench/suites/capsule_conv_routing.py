@@ -76,6 +76,8 @@ def _window_cases(*uses):
     volume = (2, 1, 3), (2, 2, 1), (3, 2, 2, 3)
     yield _case("volume_up_own", *volume, *uses, **up, **own, strides=(1, 2, 2))
     yield _case("one_parent", (3, 3), (3, 3), (5, 2, 1, 6), *uses, **leaky)
+    yield _case("one_pixel", (3, 5), (1, 1), (3, 4, 2, 9), *uses)
+    yield _case("many_parents", (3, 4), (2, 3), (3, 2, 5, 4), *uses, **_SAME)
     for iterations in (1, 2, 5):
         name = f"iterations_{iterations}"
         yield _case(name, (3, 3), (2, 1), (3, 2, 2, 3), *uses, iterations=iterations)
