@@ -108,9 +108,12 @@ def test_a_range_that_follows_skips_what_is_not_finite(value):
     assert np.isfinite(layer(tf.constant([1.0]))).all()
 
 
-def test_a_range_of_nothing_gives_zeros():
-    layer = _layer(0, 0, 8)
-    np.testing.assert_array_equal(layer(tf.constant([-1.0, 0, 3])), [0, 0, 0])
+@pytest.mark.parametrize("graph", [False, True, "XLA"])
+def test_a_range_of_nothing_gives_zeros(device, graph):
+    layer = call = _layer(0, 0, 8)
+    if graph:
+        call = tf.function(layer, jit_compile=graph == "XLA")
+    np.testing.assert_array_equal(call(tf.constant([-1.0, 0, 3])), [0, 0, 0])
     assert [float(each) for each in layer.scale_and_zero_point()] == [0, 0]
 
 

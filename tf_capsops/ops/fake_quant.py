@@ -77,9 +77,16 @@ def fake_quant(inputs, lo, hi, bits=8):
     # The gradient of TensorFlow's op is not deterministic on a GPU.
     rounded = with_gradient_of(
         lambda *tensors: _clipped(*tensors, bits),
-        lambda *tensors: tf.quantization.fake_quant_with_min_max_vars(*tensors, bits),
+        lambda *tensors: _rounded(*tensors, bits),
     )(numbers, *ends)
     return tf.cast(rounded, inputs.dtype)
+
+
+def _rounded(numbers, lo, hi, bits):
+    # Compiled by XLA, TensorFlow's op divides by the width of the range. In the widest
+    # one, numbers below 2^118 are rounded to zero; a choice for each would take longer.
+    hi = tf.where(hi > lo, hi, hi.dtype.max)
+    return tf.quantization.fake_quant_with_min_max_vars(numbers, lo, hi, bits)
 
 
 def _clipped(numbers, lo, hi, bits):
