@@ -255,6 +255,55 @@ def test_activation_bits(tmp_path, monkeypatch, capsys):
     )
 
 
+def test_routing_bits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input([5, 6, 1]),
+            tf_capsops.layers.PrimaryCaps(2, 4, 3),
+            tf_capsops.layers.DigitCaps(3, 4, name="digits"),
+            tf_capsops.layers.Length(),
+        ]
+    )
+    model.compile("adam", tf_capsops.losses.MarginLoss())
+    model.save("model.keras")
+    _data("images.npz")
+    options = ["--data", "images.npz", "--steps", "1", "--activation-bits", "8"]
+    options += ["--routing-bits", "3"]
+    assert main(["quantize", "model.keras", *options]) == 0
+    printed = capsys.readouterr().out
+    assert "sequential to 5 bits, activations to 8, routing to 3: 1 steps of" in printed
+    run = tmp_path / "runs/quantize-images"
+    config, report = (
+        json.loads((run / f"{name}.json").read_text()) for name in ("config", "report")
+    )
+    assert config["routing_bits"] == report["routing_bits"] == 3
+    assert [each["routing_bits"] for each in report["layers"]] == [None, 3]
+    converted = keras.saving.load_model(run / "codes.keras")
+    (digits,) = inq.routing.routed(converted)
+    assert (digits.name, digits.bits, digits.routing_bits) == ("digits", 5, 3)
+    assert digits.routing_ranges.numpy()[-1, 0, 1] != 6
+    wrong = report["wrong_with_codes"]
+    accuracy = f"{1 - wrong / 30:.2%} ({wrong} wrong)"
+    assert (
+        f"with codes, 5 bits, activations to 8, routing to 3: {accuracy}\n" in printed
+    )
+    given = [str(run / "codes.keras"), "--data", "images.npz", "--json"]
+    assert main(["evaluate", *given]) == 0
+    assert json.loads(capsys.readouterr().out)["wrong"] == wrong
+
+
+def test_routing_bits_of_a_model_without_routing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    _classifier("model.keras")
+    _data("images.npz")
+    command = ["quantize", "model.keras", "--data", "images.npz", "--routing-bits", "4"]
+    assert main(command) == 2
+    assert "no layer of the model routes capsules" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):
     _classifier(tmp_path / "model.keras")
     _data(tmp_path / "images.npz")
@@ -305,6 +354,7 @@ def test_a_seed_selects_deterministic_kernels(
     [
         (["--bits", "9"], "argument --bits: invalid choice: 9"),
         (["--activation-bits", "9"], "argument --activation-bits: invalid choice: 9"),
+        (["--routing-bits", "1"], "argument --routing-bits: invalid choice: 1"),
         (["--activation-bits", "x"], "argument --activation-bits: invalid int value"),
         (["--steps", "0.5", "0.9"], "--steps must end with 1, got 0.9"),
         (["--steps", "0.5", "0.2", "1"], "steps must be fractions that rise"),

@@ -349,7 +349,10 @@ def test_mistakes_are_named():
             {"activation_bits": 9},
             "activation_bits must be an integer from 2 to 8, got 9",
         ),
-        ({"calibration": images}, "calibration needs activation_bits, got None"),
+        (
+            {"calibration": images},
+            "calibration needs activation_bits or routing_bits, got None",
+        ),
         (
             {"activation_bits": 8},
             "activation_bits needs ranges, and .*conv has none: gi",

@@ -10,10 +10,12 @@ the identities that the kernels rest on.
 
 import numpy as np
 
-from reference import capsule_prediction, squash
+from reference import capsule_prediction, fake_quant, squash
 
 # As the op's attribute holds it.
 EPSILON = float(np.float32(1e-7))
+
+ARRAYS = "logits", "coefficients", "sums", "vectors"
 
 
 def forward(inputs, weights, logits, iterations, epsilon=EPSILON):
@@ -59,14 +61,40 @@ def backward_magnitude(grad, inputs, weights, logits, iterations, epsilon=EPSILO
     )
 
 
-def _iterate(predictions, logits, iterations, epsilon):
+def rounded(predictions, logits, ranges, bits, bias=0.0, epsilon=EPSILON):
+    """Returns outputs and the last coefficients of routing in few bits.
+
+    Ranges are `[iterations, 4, 2]`, of logits, coefficients, sums and vectors; bits are
+    None to round nothing. A third result has the arrays, before they were rounded.
+    """
+    arrays = {}
+
+    def as_integers(name, iteration, numbers):
+        arrays[iteration, name] = numbers
+        lo, hi = ranges[iteration][ARRAYS.index(name)]
+        if bits is None:
+            return numbers
+        return fake_quant.fake_quant(numbers, lo, hi, bits) if hi > lo else 0 * numbers
+
+    steps = _iterate(
+        predictions, logits, len(ranges), epsilon, as_integers, np.asarray(bias)
+    )
+    return steps[-1][2], steps[-1][0], arrays
+
+
+def _iterate(predictions, logits, iterations, epsilon, rounded=None, bias=0.0):
     """Returns coefficients, sums and outputs of each iteration."""
+    rounded = rounded or (lambda name, iteration, numbers: numbers)
     logits = np.broadcast_to(np.asarray(logits, np.float64), predictions.shape[:3])
     steps = []
-    for _ in range(iterations):
-        shares = _softmax(logits)
-        sums = np.einsum("bij,bijd->bjd", shares, predictions)
+    for iteration in range(iterations):
+        logits = rounded("logits", iteration, logits)
+        shares = rounded("coefficients", iteration, _softmax(logits))
+        sums = np.einsum("bij,bijd->bjd", shares, predictions) + bias
+        sums = rounded("sums", iteration, sums)
         outputs = squash.forward(sums, epsilon=epsilon)
+        if iteration + 1 < iterations:
+            outputs = rounded("vectors", iteration, outputs)
         steps.append((shares, sums, outputs))
         logits = logits + np.einsum("bijd,bjd->bij", predictions, outputs)
     return steps

@@ -51,7 +51,7 @@ def run(args):
             activation_bits=args.activation_bits,
         )
     with reported(Exception):  # whatever a model of somebody else's may raise
-        rounded, float_bytes = rehearsed(model, steps, dataset.train)
+        rounded, float_bytes = rehearsed(model, steps, args.routing_bits, dataset.train)
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
     batches = runs.steps(len(dataset.train), batch_size, trained["steps_per_epoch"])
@@ -66,6 +66,7 @@ def run(args):
         "bits": args.bits,
         "per_channel": args.per_channel,
         "activation_bits": args.activation_bits,
+        "routing_bits": args.routing_bits,
         "steps": fractions,
         "epochs_per_step": epochs_per_step,
         "epochs": epochs,
@@ -94,7 +95,8 @@ def run(args):
         print(
             f"{dataset.name}: {len(dataset.train)} images for training, "
             f"{len(dataset.test)} for {pipeline.purpose(share)}\n"
-            f"{model.name} to {_words(steps)}: {len(steps.steps)} steps of "
+            f"{model.name} to {_words(steps, args.routing_bits)}: "
+            f"{len(steps.steps)} steps of "
             f"{epochs_per_step} epochs of {batches} batches\n"
             f"before: {part} accuracy {before}\n"
             f"all weights quantized at once, without training: {at_once}",
@@ -130,6 +132,7 @@ def run(args):
                 "images": len(dataset.test),
                 "bits": args.bits,
                 "activation_bits": args.activation_bits,
+                "routing_bits": args.routing_bits,
                 "seconds": seconds,
                 "wrong_before": before.wrong,
                 "wrong_quantized_at_once": at_once.wrong,
@@ -163,8 +166,8 @@ def _recipe(source, args, seed):
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
         return other  # another model of the run
-    if args.per_channel or args.activation_bits:
-        return other  # recipes have the paper's code books, and no rounded activations
+    if args.per_channel or args.activation_bits or args.routing_bits:
+        return other  # recipes have the paper's code books, and round nothing else
     own = runs.read_config(source)
     if args.data and data.absolute(args.data) != own.get("data"):
         return other
@@ -181,8 +184,12 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     bare = bare_copy(model)  # computes in floating point, as the file does
     after = Accuracy.of(bare, dataset)
     activations.move(model, bare)
-    layers = inq.report(bare, **_conversion(steps))
+    routing_bits = report["routing_bits"]
+    layers = inq.report(bare, **_conversion(steps), routing_bits=routing_bits)
     with_codes = converted(bare, steps)
+    if routing_bits:
+        images = _calibration_images(dataset.train)
+        with_codes = _routing_in_few_bits(with_codes, routing_bits, images)
     with_codes.save(directory / CODES)
     counts = [each.mask.size for each in steps.kernels]
     report["wrong_after"] = after.wrong
@@ -208,7 +215,7 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     print(
         f"quantized in {report['seconds']:.0f} s\n"
         f"after: {part} accuracy {after}; it was {before}\n"
-        f"with codes, {_words(steps)}: {coded}\n"
+        f"with codes, {_words(steps, routing_bits)}: {coded}\n"
         f"{layers}\n"
         f"{sizes(report)}\n"
         f"wrote {directory}: {CODES}, {REPORT}, {runs.RESULT}"
@@ -278,12 +285,12 @@ def recompile(model, learning_rate, steps):
     model.compile_from_config({**model.get_compile_config(), "optimizer": optimizer})
 
 
-def rehearsed(model, steps, samples):
+def rehearsed(model, steps, routing_bits, samples):
     """Does with a copy what is done after training, to see whether it can be done.
 
     Returns:
-      The copy, without a loss, with all weights quantized at once, and activations
-      rounded if they will be; and the bytes of its file in floating point.
+      The copy, without a loss, with all weights quantized at once, and activations and
+      routing rounded if they will be; and the bytes of its file in floating point.
 
     Raises:
       ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
@@ -293,21 +300,39 @@ def rehearsed(model, steps, samples):
         axes = channel_axes(layer, kernel) if steps.per_channel else ()
         kernel.assign(inq.quantize(kernel, steps.bits, axes=axes))
     images = None
-    if steps.activation_bits:
-        images, _ = next(iter(samples.batches(_CALIBRATION)))
-    with_codes = converted(copy, steps, images)
+    if steps.activation_bits or routing_bits:
+        images = _calibration_images(samples)
+    with_codes = converted(copy, steps, images if steps.activation_bits else None)
+    if routing_bits:
+        with_codes = _routing_in_few_bits(with_codes, routing_bits, images)
     file_size(with_codes)
-    return with_codes if steps.activation_bits else copy, file_size(copy)
+    return copy if images is None else with_codes, file_size(copy)
+
+
+def _calibration_images(samples):
+    images, _ = next(iter(samples.batches(_CALIBRATION)))
+    return images
+
+
+def _routing_in_few_bits(model, bits, images):
+    """A copy of a model with codes; its activations keep their ranges."""
+    options = {"all_kinds": True, "routing_bits": bits}
+    return _without_warning(model, **options, calibration=images)
 
 
 def converted(model, steps, calibration=None):
-    """What `tf_capsops.inq.convert` returns, without its warning.
+    """What `tf_capsops.inq.convert` returns for a training."""
+    return _without_warning(model, **_conversion(steps), calibration=calibration)
 
-    The command prints the table of layers, which says the same.
+
+def _without_warning(model, **options):
+    """Calls `tf_capsops.inq.convert`.
+
+    The command prints the table of layers, which says the same as its warning.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: ")
-        return inq.convert(model, **_conversion(steps), calibration=calibration)
+        return inq.convert(model, **options)
 
 
 def _conversion(steps):
@@ -316,10 +341,12 @@ def _conversion(steps):
     return {"all_kinds": True, **{name: getattr(steps, name) for name in names}}
 
 
-def _words(steps):
-    """The bits of weights and activations, as in `5 bits, activations to 8`."""
-    rounded = steps.activation_bits
-    return f"{steps.bits} bits" + (f", activations to {rounded}" if rounded else "")
+def _words(steps, routing_bits):
+    """The bits of all numbers, as in `5 bits, activations to 8, routing to 4`."""
+    words = [f"{steps.bits} bits"]
+    rounded = {"activations": steps.activation_bits, "routing": routing_bits}
+    words += [f"{name} to {bits}" for name, bits in rounded.items() if bits]
+    return ", ".join(words)
 
 
 def bare_copy(model):

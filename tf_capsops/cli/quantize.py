@@ -30,6 +30,14 @@ def add_arguments(parser):
         "(default: floating point)",
     )
     parser.add_argument(
+        "--routing-bits",
+        type=int,
+        choices=range(2, 9),
+        metavar="2..8",
+        help="bits of the arrays of routing by agreement, in codes.keras "
+        "(default: floating point)",
+    )
+    parser.add_argument(
         "--per-channel",
         action="store_true",
         help="give each output channel of a kernel its own code book, which helps with "

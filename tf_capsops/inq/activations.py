@@ -6,6 +6,7 @@ Rounded are the inputs of every layer that has a kernel, and the outputs of caps
 layers. A tensor is rounded once, however many layers read it.
 """
 
+import contextlib
 import itertools
 
 import keras
@@ -239,10 +240,11 @@ class Copies:
             result += [each for each in (*before, copy, *rounding.outputs) if each]
         return result
 
-    def calibrate(self, model, images):
+    def calibrate(self, model, images, routed=()):
         """Sets the ranges to those of some images' activations in the whole copy.
 
-        Activations are not rounded meanwhile.
+        Activations are not rounded meanwhile, and neither are the arrays of the layers
+        `routed`, `RoundedRouting`s, whose ranges are set, too.
 
         Raises:
           ValueError: `images` are not as `convert` takes them, or an activation is not
@@ -254,8 +256,11 @@ class Copies:
         seen = [_record(fake) for fake in fakes]
         run = model.reconstruct if isinstance(model, Segmenter) else model
         try:
-            for batch in _batches(images):
-                run(batch)
+            with contextlib.ExitStack() as stack:
+                for layer in routed:
+                    stack.enter_context(layer.calibrating())
+                for batch in _batches(images):
+                    run(batch)
         except ValueError as error:
             raise ValueError(f"convert: calibration: {error}") from error
         finally:

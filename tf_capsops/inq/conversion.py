@@ -7,10 +7,10 @@ import warnings
 
 import keras
 
-from tf_capsops.inq import activations
+from tf_capsops.inq import activations, routing
 from tf_capsops.inq.kernels import is_taken_apart, layers_in
 from tf_capsops.inq.reporting import LayerReport, Report
-from tf_capsops.inq.twins import Books, copied, twin
+from tf_capsops.inq.twins import Books, assign_by_name, copied, twin
 from tf_capsops.layers.coded import holds_codes
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.p_capsnet import PCapsNet
@@ -24,6 +24,7 @@ def convert(
     all_kinds=False,
     activation_bits=None,
     calibration=None,
+    routing_bits=None,
 ):
     """Returns a copy of a model in which finished layers hold codes.
 
@@ -61,6 +62,13 @@ def convert(
     `IncrementalQuantization(activation_bits=...)`; then outputs are the same, too. A
     `FakeQuant` of the model keeps its bits and range.
 
+    With `routing_bits`, layers that route by agreement do so in few bits: `DigitCaps`,
+    `SlimCaps2D` and its like, and `DenseCaps` with the rule `Dynamic`. The copies have
+    the attribute `routing_bits`, round logits, coefficients, sums of votes, and the
+    vectors between iterations, and have a range of `calibration` for each array in each
+    iteration. Layers that have ranges of an earlier `convert` keep them without
+    `routing_bits`.
+
     Args:
       model: A `Sequential` or functional model that has been built, or a
         `tf_capsops.models.CapsNet`, `SegCaps` or `UCaps3D`. Models inside it are
@@ -74,6 +82,8 @@ def convert(
       calibration: Inputs such as the model will see: an array, or a list or dict of
         them as the model takes it; or a `tf.data.Dataset` of batches, of which labels
         are ignored. Some 100 will do. None for the ranges of the training.
+      routing_bits: Bits of the arrays of routing, 2 to 8, which needs `calibration`;
+        None for floating point.
 
     Returns:
       A new model, compiled if `model` is. For a `CapsNet` it is a functional model from
@@ -82,7 +92,8 @@ def convert(
     Raises:
       ValueError: `model` is of another kind or not built, or has a `call` of its own; a
         layer, or a loss of a compiled model, has no config from which to make its copy;
-        there is no range for an activation; or another argument is not as above.
+        there is no range for an activation; `routing_bits` meets a layer that routes in
+        another way, or a model without routing; or another argument is not as above.
 
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> kernel = model.layers[0].kernel
@@ -91,10 +102,20 @@ def convert(
     >>> tf_capsops.inq.convert(model).layers[0].bits
     3
     """
-    books = Books.checked("convert", bits, per_channel, all_kinds, activation_bits)
-    if calibration is not None and activation_bits is None:
-        raise ValueError("convert: calibration needs activation_bits, got None")
+    books = Books.checked(
+        *("convert", bits, per_channel, all_kinds, activation_bits, routing_bits)
+    )
+    if calibration is not None and activation_bits is None and routing_bits is None:
+        raise ValueError(
+            "convert: calibration needs activation_bits or routing_bits, got None"
+        )
+    if calibration is None and routing_bits is not None:
+        raise ValueError(
+            "convert: routing_bits needs calibration, images such as the model will "
+            "see, got None"
+        )
     model = _checked("convert", model)
+    routing.require(_whole_layers(model), books.routing_bits)
     reports = _reports(model, books)
     message = Report(reports.values()).warning()
     if message:
@@ -116,7 +137,7 @@ def convert(
             own = dataclasses.replace(books, bits=of_layer.bits)
             copy, fill = twin(layer, own)
         else:
-            copy, fill = _copied(layer)
+            copy, fill = _copied(layer, books)
         fillings.append(fill)
         rounded.add(layer, copy)
         return copy
@@ -125,25 +146,35 @@ def convert(
     for fill in fillings:
         fill()
     if calibration is not None:
-        rounded.calibrate(result, calibration)
+        routed = routing.routed(result) if books.routing_bits else ()
+        rounded.calibrate(result, calibration, routed)
     return result
 
 
-def report(model, bits=None, per_channel=False, all_kinds=False, activation_bits=None):
+def report(
+    model,
+    bits=None,
+    per_channel=False,
+    all_kinds=False,
+    activation_bits=None,
+    routing_bits=None,
+):
     """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
 
     Args:
       model: A model that `convert` takes, or one that it has made.
-      bits, per_channel, all_kinds, activation_bits: as `convert` takes them.
+      bits, per_channel, all_kinds, activation_bits, routing_bits: as `convert` takes
+        them.
 
     Returns:
       A list with an entry for each layer that has weights. An entry has the fields
       `layer` (its path), `kind` (its class), `becomes` (the class that holds its codes,
       or None), `bits` (of a weight; None without codes), `weights` (how many numbers
       are in its kernels), `bytes_before` and `bytes_after` (of all its weights in a
-      file), `why_not` (a phrase, or None) and `activation_bits` (of the numbers that it
+      file), `why_not` (a phrase, or None), `activation_bits` (of the numbers that it
       reads, or None for floating point; in a model that `convert` has made, those of
-      each `FakeQuant`). `str` makes a table of the list.
+      each `FakeQuant`) and `routing_bits` (of the arrays of its routing, or None).
+      `str` makes a table of the list.
 
     Raises:
       ValueError: as for `convert`.
@@ -159,7 +190,9 @@ def report(model, bits=None, per_channel=False, all_kinds=False, activation_bits
     >>> report[1].why_not
     '27 of 27 weights of kernel are not quantized: neither zero nor a power of two'
     """
-    books = Books.checked("report", bits, per_channel, all_kinds, activation_bits)
+    books = Books.checked(
+        *("report", bits, per_channel, all_kinds, activation_bits, routing_bits)
+    )
     return Report(_reports(_checked("report", model), books).values())
 
 
@@ -240,7 +273,16 @@ def _with_rounding(model, clone, rounded):
     return result
 
 
-def _copied(layer):
+def _whole_layers(model):
+    """Yields the layers of a model that are copied whole."""
+    for layer in model.layers:
+        if is_taken_apart(layer):
+            yield from _whole_layers(layer)
+        else:
+            yield layer
+
+
+def _copied(layer, books):
     """A layer of the same kind, and a function that gives it the weights once built.
 
     Operations such as `a + b`, and the functions of `Lambda` layers, have no weights:
@@ -248,5 +290,8 @@ def _copied(layer):
     """
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.Lambda):
         return layer, lambda: None
-    copy = copied(layer)
+    changes = books.routing_of(layer)
+    copy = copied(layer, **changes)
+    if changes:
+        return copy, lambda: assign_by_name(copy, layer)
     return copy, lambda: copy.set_weights(layer.get_weights())

@@ -11,7 +11,8 @@ from tf_capsops.layers.coded import holds_codes
 from tf_capsops.layers.fake_quant import FakeQuant
 
 _EXPONENT = 4  # bytes
-_NUMBERS = "bits", "activations", "bytes", "after"
+_OPTIONAL = "activations", "routing"  # columns
+_NUMBERS = "bits", *_OPTIONAL, "bytes", "after"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,7 @@ class LayerReport:
     bytes_after: int
     why_not: str | None
     activation_bits: int | None = None
+    routing_bits: int | None = None
 
     @classmethod
     def of(cls, layer, books):
@@ -68,6 +70,9 @@ class LayerReport:
                 if kernels
                 else None
             ),
+            routing_bits=books.routing_of(layer).get(
+                "routing_bits", getattr(layer, "routing_bits", None)
+            ),
         )
 
 
@@ -75,18 +80,24 @@ class Report(list):
     """A list of `LayerReport`, which prints as a table."""
 
     def __str__(self):
-        heads = "layer", "kind", "becomes", "bits", "activations", "bytes", "after", ""
+        heads = "layer", "kind", "becomes", "bits", *_OPTIONAL, "bytes", "after", ""
         rows = [heads]
         for each in self:
-            bits = str(each.bits or ""), str(each.activation_bits or "")
+            bits = each.bits, each.activation_bits, each.routing_bits
             numbers = f"{each.bytes_before:,}", f"{each.bytes_after:,}"
             words = each.layer, each.kind, each.becomes or ""
+            bits = (str(number or "") for number in bits)
             rows.append((*words, *bits, *numbers, each.why_not or ""))
         before, after = self._bytes()
-        rows.append(("in all", "", "", "", "", f"{before:,}", f"{after:,}", ""))
-        if not any(each.activation_bits for each in self):
-            rows = [(*row[:4], *row[5:]) for row in rows]
-        widths = [max(map(len, column)) for column in zip(*rows)]
+        total = f"{before:,}", f"{after:,}", ""
+        rows.append(("in all", *[""] * (len(heads) - 1 - len(total)), *total))
+        columns = [
+            column
+            for column in zip(*rows)
+            if column[0] not in _OPTIONAL or any(column[1:])
+        ]
+        rows = list(zip(*columns))
+        widths = [max(map(len, column)) for column in columns]
         lines = []
         for row in rows:
             cells = [

@@ -14,6 +14,7 @@ from tf_capsops.codes import checked_bits
 from tf_capsops.inq.kernels import channel_axes, kernels, layers_and_kernels
 from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.convolving import Convolving
+from tf_capsops.layers.routing_bits import RoundedRouting, checked_routing_bits
 from tf_capsops.ops.squash import squash
 
 # What a layer with codes takes over from one with numbers, whatever their kinds.
@@ -51,16 +52,26 @@ class Books:
     per_channel: bool = False
     all_kinds: bool = False
     activation_bits: int | None = None
+    routing_bits: int | None = None
 
     @classmethod
-    def checked(cls, owner, bits, per_channel, all_kinds, activation_bits):
+    def checked(
+        cls, owner, bits, per_channel, all_kinds, activation_bits, routing_bits
+    ):
         """These arguments, or a ValueError that names `owner`."""
         return cls(
             None if bits is None else checked_bits(owner, bits),
             boolean(owner, "per_channel", per_channel),
             boolean(owner, "all_kinds", all_kinds),
             checked_activation_bits(owner, activation_bits),
+            checked_routing_bits(owner, routing_bits),
         )
+
+    def routing_of(self, layer):
+        """The arguments of a layer's copy that say in how many bits it routes."""
+        if self.routing_bits is None or not isinstance(layer, RoundedRouting):
+            return {}
+        return {"routing_bits": self.routing_bits}
 
 
 def checked_activation_bits(owner, bits):
@@ -150,7 +161,8 @@ def twin(layer, books):
     if type(layer) in _TWINS:
         result = _twin(layer, *_TWINS[type(layer)], **own)
     else:
-        result = copied(layer, _kind_with_bits(layer), **own)
+        changes = {**own, **books.routing_of(layer)}
+        result = copied(layer, _kind_with_bits(layer), **changes)
     if isinstance(layer, Convolving):
         return result, lambda: _fill(result.conv, layer.conv)
     return result, lambda: _fill(result, layer)
@@ -234,8 +246,13 @@ def _fill(coded, layer, kernel=None):
     """Gives a layer that holds codes the weights of one that has a kernel."""
     kernel = kernels(layer)[0] if kernel is None else kernel
     coded.set_kernel(kernel.numpy().reshape(coded.codes.shape))
+    assign_by_name(coded, layer)
+
+
+def assign_by_name(copy, layer):
+    """Sets the weights of a layer to those of the same names in another one."""
     others = {each.name: each for each in layer.weights}
-    for variable in coded.weights:
+    for variable in copy.weights:
         if variable.name in others:
             variable.assign(others[variable.name])
 

@@ -2,16 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fully connected capsules, routed by a rule."""
 
+import math
+
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, positive_int
 from tf_capsops.layers.routed import Routed, pair_of_shapes, pair_of_tensors
+from tf_capsops.layers.routing_bits import RoundedRouting
+from tf_capsops.layers.weights import require_built
+from tf_capsops.ops.capsule_routing import plain_agreement
+from tf_capsops.ops.squash import at_least_float32
 from tf_capsops.registered import registered
+from tf_capsops.routing import Dynamic
+from tf_capsops.routing.poses import norms, of_poses
 from tf_capsops.shapes import dimensions
 
 
 @registered
-class DenseCaps(Routed):
+class DenseCaps(RoundedRouting, Routed):
     """Fully connected capsules: a matrix for each pair of child and parent, and a rule.
 
     `DigitCaps` is the case of poses of one row and the rule `Dynamic`.
@@ -26,7 +34,8 @@ class DenseCaps(Routed):
     vary from call to call.
 
     Weights: `kernel` `[I, num_capsules, Q, R]`, or `[num_capsules, Q, R]` with
-    `share_weights`; and those of the rule.
+    `share_weights`; those of the rule; with `routing_bits` also `routing_ranges`
+    `[iterations, 4, 2]`.
 
     Args:
       num_capsules: how many parents.
@@ -35,6 +44,7 @@ class DenseCaps(Routed):
       share_weights: whether all children have the same matrices and priors.
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
       bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      routing_bits: as for `DigitCaps`; only for the rule `Dynamic`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -64,6 +74,11 @@ class DenseCaps(Routed):
             kernel_constraint,
             **kwargs,
         )
+        if self.routing_bits is not None and type(self.routing) is not Dynamic:
+            raise ValueError(
+                "DenseCaps: routing_bits needs the rule Dynamic, got "
+                f"{type(self.routing).__name__}"
+            )
         self.num_capsules = positive_int("DenseCaps", "num_capsules", num_capsules)
         self.share_weights = boolean("DenseCaps", "share_weights", share_weights)
 
@@ -74,6 +89,15 @@ class DenseCaps(Routed):
         self.add_kernel(shape if self.share_weights else (in_caps, *shape))
         of_pairs = (1, 1, 1 if self.share_weights else in_caps, *shape)
         self.build_routing(of_pairs, (parents[0], 1, 1, *parents[1:]))
+        if self.routing_bits is not None:
+            self.add_routing_ranges(self.routing.iterations)
+
+    def call(self, inputs, training=None, mask=None):
+        if self.routing_bits is None:
+            return super().call(inputs, training, mask)
+        children = pair_of_tensors(self, inputs, mask)
+        poses, _ = self._in_few_bits(*children)
+        return tuple(tf.cast(each, children[0].dtype) for each in (poses, norms(poses)))
 
     def children(self, inputs, mask=None):
         poses, activations = pair_of_tensors(self, inputs, mask)
@@ -92,7 +116,35 @@ class DenseCaps(Routed):
         return tf.squeeze(values, [1, 2])
 
     def shares(self, inputs, mask=None):
-        return tf.squeeze(super().shares(inputs, mask), [1, 2])
+        if self.routing_bits is None:
+            return tf.squeeze(super().shares(inputs, mask), [1, 2])
+        require_built(self)
+        _, found = self._in_few_bits(*pair_of_tensors(self, inputs, mask))
+        return tf.stop_gradient(found)
+
+    def _in_few_bits(self, poses, activations):
+        """Returns the parents' poses, and shares `[B, I, num_capsules]`, as float32.
+
+        They are of float64 if the children are.
+        """
+        poses = at_least_float32(poses)
+        exist = tf.cast(tf.not_equal(activations, 0), poses.dtype)
+        poses *= of_poses(exist)
+        kernel = tf.cast(self.kernel, poses.dtype)
+        pairs = "jqr" if self.share_weights else "ijqr"
+        votes = tf.einsum(f"bipq,{pairs}->bjipr", poses, kernel)
+        batch, parents, children, *pose = dimensions(votes)
+        votes = tf.reshape(votes, [batch, parents, children, math.prod(pose)])
+        found, shares = plain_agreement(
+            votes,
+            tf.zeros([1, parents, 1, children], votes.dtype),
+            self.routing.iterations,
+            self.routing.epsilon,
+            rounded=self.rounded,
+        )
+        found = tf.reshape(found, [batch, parents, *pose])
+        shares = tf.transpose(tf.squeeze(shares, 2), [0, 2, 1])
+        return found, shares * exist[..., tf.newaxis]
 
     def compute_output_shape(self, input_shape):
         axes = ("batch", "capsules")

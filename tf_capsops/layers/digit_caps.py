@@ -10,6 +10,7 @@ import warnings
 import keras
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.arguments import (
     boolean,
     float_tensors,
@@ -17,13 +18,15 @@ from tf_capsops.arguments import (
     known_shape,
     positive_int,
 )
-from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import RoutedNormal
 from tf_capsops.layers.masks import seen_capsules, without_masked
+from tf_capsops.layers.routing_bits import RoundedRouting
 from tf_capsops.layers.weights import require_built, weights_by_name
 from tf_capsops.ops.capsule_routing import (
     MOST_ITERATIONS,
     capsule_routing,
+    plain,
+    plain_coefficients,
     routing_coefficients,
 )
 from tf_capsops.registered import registered
@@ -31,7 +34,7 @@ from tf_capsops.shapes import dimensions
 
 
 @registered
-class DigitCaps(Coded):
+class DigitCaps(RoundedRouting):
     """Fully connected capsules: each input predicts each output, and routing weighs.
 
     Section 2 and procedure 1 of Sabour et al. (2017), by the op
@@ -45,7 +48,8 @@ class DigitCaps(Coded):
     vary from call to call.
 
     Weights: `kernel` `[I, num_capsules, capsule_dim, K]` and `logits`
-    `[I, num_capsules]`, from which routing starts; both without I with `share_weights`.
+    `[I, num_capsules]`, from which routing starts; both without I with `share_weights`;
+    with `routing_bits` also `routing_ranges` `[routing_iterations, 4, 2]`.
 
     Half precision: everything is computed in float32 and the output rounded once.
 
@@ -63,6 +67,9 @@ class DigitCaps(Coded):
       kernel_regularizer, logits_regularizer, kernel_constraint, logits_constraint:
         as Keras layers take them.
       share_weights: whether all input capsules have the same matrices and logits.
+      routing_bits: bits of the logits, coefficients, sums and vectors of routing, 2 to
+        8, simulated by TensorFlow's own ops; None for floating point
+        (`tf_capsops.inq.convert` finds the ranges).
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -130,6 +137,7 @@ class DigitCaps(Coded):
             trainable=self.logits_trainable,
             autocast=False,
         )
+        self.add_routing_ranges(self.routing_iterations)
         axes = {2: in_dim} if self.share_weights else {1: in_caps, 2: in_dim}
         self.input_spec = keras.layers.InputSpec(ndim=3, axes=axes)
 
@@ -144,7 +152,7 @@ class DigitCaps(Coded):
 
     def call(self, capsules, mask=None):
         operands, _ = self._operands(capsules, mask)
-        return capsule_routing(*operands, self.routing_iterations)
+        return self._routed(capsule_routing, plain, operands)
 
     def compute_mask(self, inputs, previous_mask):
         return None
@@ -184,8 +192,15 @@ class DigitCaps(Coded):
         """
         require_built(self)
         operands, seen = self._operands(capsules, mask)
-        found = routing_coefficients(*operands, self.routing_iterations)
+        found = self._routed(routing_coefficients, plain_coefficients, operands)
         return without_masked(found, seen)
+
+    def _routed(self, op, definition, operands):
+        """Calls an op, or its definition in TensorFlow's ops if routing is rounded."""
+        if self.routing_bits is None:
+            return op(*operands, self.routing_iterations)
+        options = {"iterations": self.routing_iterations, "rounded": self.rounded}
+        return _portable.compute(definition, *operands, name=op.__name__, **options)
 
     def compute_output_shape(self, input_shape):
         unknown = ("batch", "in_caps") if self.share_weights else ("the batch size",)

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slim capsules: convolutions whose types of children are routed at each pixel."""
 
+import functools
 import math
 
 import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import boolean, float_tensors, int_between, positive_int
-from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.initializers import drawn_as_convolutions
 from tf_capsops.layers.masks import seen_capsules, without_masked
+from tf_capsops.layers.routing_bits import RoundedRouting
 from tf_capsops.layers.window import (
     IMAGE,
     LINE,
@@ -21,14 +22,17 @@ from tf_capsops.layers.window import (
     set_window,
     transposed_map_size,
 )
-from tf_capsops.ops.capsule_conv_routing import capsule_conv_routing
+from tf_capsops.ops.capsule_conv_routing import (
+    capsule_conv_routing,
+    rounded_conv_routing,
+)
 from tf_capsops.ops.capsule_routing import MOST_ITERATIONS
 from tf_capsops.registered import registered
 
 _GAIN = 1.5  # Length of the first sums of votes, relative to the children's.
 
 
-class SlimCaps(Coded):
+class SlimCaps(RoundedRouting):
     """The base of slim capsules along any axes.
 
     A subclass sets `axes`, the names of its spatial axes.
@@ -101,6 +105,7 @@ class SlimCaps(Coded):
                 regularizer=self.bias_regularizer,
                 constraint=self.bias_constraint,
             )
+        self.add_routing_ranges(self.routing_iterations)
         rank = len(input_shape)
         self.input_spec = keras.layers.InputSpec(
             ndim=rank, axes={rank - 2: types, rank - 1: in_dim}
@@ -140,10 +145,13 @@ class SlimCaps(Coded):
     def call(self, capsules, mask=None):
         owner = type(self).__name__
         (capsules,) = float_tensors(owner, capsules=capsules)
-        return capsule_conv_routing(
+        route = capsule_conv_routing
+        if self.routing_bits is not None:
+            route = functools.partial(rounded_conv_routing, rounded=self.rounded)
+        return route(
             without_masked(capsules, seen_capsules(owner, capsules, mask)),
             tf.cast(self.kernel, capsules.dtype),
-            None if self.bias is None else tf.cast(self.bias, capsules.dtype),
+            bias=None if self.bias is None else tf.cast(self.bias, capsules.dtype),
             iterations=self.routing_iterations,
             strides=self.strides,
             padding=self.padding,
@@ -210,7 +218,8 @@ class SlimCaps2D(SlimCaps):
     width may be unknown, and may differ from call to call.
 
     Weights: `kernel` `[KH, KW, K, filters, capsule_dim]`, or `[KH, KW, I, K, filters,
-    capsule_dim]` without `share_weights`; `bias` `[filters, capsule_dim]`.
+    capsule_dim]` without `share_weights`; `bias` `[filters, capsule_dim]`; with
+    `routing_bits` also `routing_ranges` `[routing_iterations, 4, 2]`.
 
     A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. Half precision:
     everything is computed in float32 and the output rounded once.
@@ -237,6 +246,7 @@ class SlimCaps2D(SlimCaps):
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
       bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      routing_bits: as for `DigitCaps`.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.

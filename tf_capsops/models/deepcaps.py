@@ -105,13 +105,17 @@ class GlobalSlimCaps2D(SlimCaps2D):
         votes = tf.reshape(votes, [-1, types, math.prod(size), *parents])
         logits = tf.zeros_like(votes[..., 0])
         for iteration in range(self.routing_iterations):
+            logits = self.rounded("logits", iteration, logits)
             flat = tf.reshape(logits, [-1, types, math.prod(size) * self.filters])
             shares = tf.reshape(tf.nn.softmax(flat), tf.shape(logits))
+            shares = self.rounded("coefficients", iteration, shares)
             sums = tf.reduce_sum(shares[..., tf.newaxis] * votes, axis=1)
             if self.use_bias:
                 sums += tf.cast(self.bias, sums.dtype)
+            sums = self.rounded("sums", iteration, sums)
             outputs = _squashed_over_pixels(sums)
             if iteration + 1 < self.routing_iterations:
+                outputs = self.rounded("vectors", iteration, outputs)
                 logits += tf.reduce_sum(outputs[:, tf.newaxis] * votes, axis=-1)
         return tf.cast(tf.reshape(outputs, [-1, *size, *parents]), capsules.dtype)
 

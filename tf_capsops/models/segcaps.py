@@ -258,7 +258,11 @@ class SegCaps(Segmenter):
         votes = tf.reshape(votes, [-1, *dimensions(votes)[3:]])
         logits = tf.zeros([len(votes), self.num_classes, 1, types])
         iterations = layer.routing_iterations
-        found = plain_agreement(votes, logits, iterations, 1e-7, bias[:, tf.newaxis])[1]
+        _, found = plain_agreement(
+            *(votes, logits, iterations, 1e-7),
+            bias=bias[:, tf.newaxis],
+            rounded=layer.rounded,
+        )
         found = tf.reshape(found, [batch, height, width, self.num_classes, types])
         return tf.stop_gradient(tf.einsum("nyxji->nyxij", found))
 

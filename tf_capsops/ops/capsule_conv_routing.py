@@ -119,21 +119,39 @@ def capsule_conv_routing(
     """
     owner = "capsule_conv_routing"
     operands = _operands(owner, inputs, weights, bias, logits)
-    axes = _axes_of(operands[0], strides, dilations)
-    attributes = {
-        "iterations": int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
-        "epsilon": positive_float32(owner, "epsilon", epsilon),
-        "transposed": boolean(owner, "transposed", transposed),
-        "leaky": boolean(owner, "leaky", leaky),
-        **window_attributes(owner, strides, padding, dilations, axes),
-    }
-    if attributes["transposed"] and {*attributes["dilations"]} != {1}:
-        raise ValueError(
-            f"{owner}: dilations must be 1 where transposed, got {dilations!r}"
-        )
+    window = strides, padding, dilations
+    options = iterations, epsilon, transposed, leaky
+    attributes = _attributes(owner, operands[0], window, *options)
     if _portable.is_on():
         return _portable.compute(plain, *operands, **attributes, name=name or owner)
     return _library.load().capsule_conv_routing(*operands, **attributes, name=name)
+
+
+def rounded_conv_routing(
+    inputs,
+    weights,
+    bias,
+    rounded,
+    *,
+    iterations,
+    strides,
+    padding,
+    dilations,
+    transposed,
+    leaky,
+):
+    """`capsule_conv_routing` with rounded arrays, in TensorFlow's own ops.
+
+    `rounded` is as for `plain_agreement`.
+    """
+    owner = "capsule_conv_routing"
+    operands = _operands(owner, inputs, weights, bias, None)
+    window = strides, padding, dilations
+    options = iterations, 1e-7, transposed, leaky
+    attributes = _attributes(owner, operands[0], window, *options)
+    return _portable.compute(
+        plain, *operands, **attributes, rounded=rounded, name=owner
+    )
 
 
 def plain(
@@ -148,6 +166,7 @@ def plain(
     transposed=False,
     leaky=False,
     epsilon=1e-7,
+    rounded=None,
 ):
     """The definition of `capsule_conv_routing` in TensorFlow's own ops: stores votes.
 
@@ -156,6 +175,7 @@ def plain(
         of the first two must be known.
       iterations, transposed, leaky, epsilon: As for `capsule_conv_routing`.
       strides, padding, dilations: As `window_attributes` returns them.
+      rounded: As for `plain_agreement`.
     """
     window = {"strides": strides, "padding": padding, "dilations": dilations}
     operands = _bound((inputs, weights, bias, logits), window, transposed)
@@ -168,6 +188,7 @@ def plain(
         epsilon,
         bias=tf.expand_dims(bias, 1),
         leaky=leaky,
+        rounded=rounded,
     )
     return tf.reshape(outputs, [dimensions(inputs)[0], *size, *dimensions(bias)])
 
@@ -234,6 +255,24 @@ def _axes_of(inputs, *attributes):
         return inputs.shape.rank - 3
     given = (len(each) for each in attributes if isinstance(each, (list, tuple)))
     return next((count for count in given if count in _AXES), 2)
+
+
+def _attributes(owner, inputs, window, iterations, epsilon, transposed, leaky):
+    """Returns the op's attributes; `window` is strides, padding and dilations."""
+    strides, padding, dilations = window
+    axes = _axes_of(inputs, strides, dilations)
+    attributes = {
+        "iterations": int_between(owner, "iterations", iterations, 1, MOST_ITERATIONS),
+        "epsilon": positive_float32(owner, "epsilon", epsilon),
+        "transposed": boolean(owner, "transposed", transposed),
+        "leaky": boolean(owner, "leaky", leaky),
+        **window_attributes(owner, strides, padding, dilations, axes),
+    }
+    if attributes["transposed"] and {*attributes["dilations"]} != {1}:
+        raise ValueError(
+            f"{owner}: dilations must be 1 where transposed, got {dilations!r}"
+        )
+    return attributes
 
 
 def _operands(owner, inputs, weights, bias, logits):

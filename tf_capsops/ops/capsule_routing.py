@@ -17,6 +17,9 @@ from tf_capsops.shapes import ShapeRule, dimensions, joined, sizes
 
 MOST_ITERATIONS = 2**31 - 1
 
+# Arrays of an iteration that `plain_agreement` may round.
+ROUNDED = "logits", "coefficients", "sums", "vectors"
+
 
 def capsule_routing(
     inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None, *, leaky=False
@@ -137,24 +140,25 @@ def routing_coefficients(
     return found[..., :-1] if leaky else found
 
 
-def plain(inputs, weights, logits, iterations, epsilon=1e-7):
+def plain(inputs, weights, logits, iterations, epsilon=1e-7, rounded=None):
     """The definition of `capsule_routing` in TensorFlow's own ops.
 
     It stores `u_hat`, transposed once so that both sums are products of matrices.
+    `rounded` is as for `plain_agreement`.
     """
-    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon)
+    outputs, _ = _routed(inputs, weights, logits, iterations, epsilon, rounded)
     return tf.squeeze(outputs, axis=2)
 
 
-def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7):
+def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7, rounded=None):
     """The definition of `routing_coefficients` in TensorFlow's own ops."""
-    _, coefficients = _routed(inputs, weights, logits, iterations, epsilon)
+    _, coefficients = _routed(inputs, weights, logits, iterations, epsilon, rounded)
     batch = sizes(inputs)[0]
     coefficients = tf.transpose(tf.squeeze(coefficients, axis=2), (0, 2, 1))
     return tf.broadcast_to(coefficients, [batch, *dimensions(coefficients)[1:]])
 
 
-def _routed(inputs, weights, logits, iterations, epsilon):
+def _routed(inputs, weights, logits, iterations, epsilon, rounded):
     """Returns outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`.
 
     The coefficients of the first iteration are those of every sample, `[1, J, 1, I]`.
@@ -167,10 +171,12 @@ def _routed(inputs, weights, logits, iterations, epsilon):
     predictions = tf.reshape(predictions, [in_caps, out_caps, out_dim, batch])
     predictions = tf.transpose(predictions, (3, 1, 0, 2))  # [B, J, I, D]
     logits = tf.transpose(logits)[tf.newaxis, :, tf.newaxis, :]  # [1, J, 1, I]
-    return plain_agreement(predictions, logits, iterations, epsilon)
+    return plain_agreement(predictions, logits, iterations, epsilon, rounded=rounded)
 
 
-def plain_agreement(votes, logits, iterations, epsilon, bias=None, leaky=False):
+def plain_agreement(
+    votes, logits, iterations, epsilon, bias=None, leaky=False, rounded=None
+):
     """Routes votes `[B, J, I, D]`; the rest of `capsule_routing`'s definition.
 
     Args:
@@ -180,21 +186,28 @@ def plain_agreement(votes, logits, iterations, epsilon, bias=None, leaky=False):
       bias: `[J, 1, D]`, added to the sums of votes, or None.
       leaky: Whether the softmax has one extra entry with logit 0, whose share is
         discarded.
+      rounded: Takes a name of `ROUNDED`, the number of the iteration and a tensor, and
+        returns what routing goes on with; None for the tensor itself.
 
     Returns:
       Outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`, with a B of 1 in
       the first iteration.
     """
     epsilon = float(np.float32(epsilon))  # as the op's attribute holds it
+    rounded = rounded or (lambda name, iteration, tensor: tensor)
     for iteration in range(iterations):
+        logits = rounded("logits", iteration, logits)
         if leaky:
             also = tf.concat([logits, tf.zeros_like(logits[:, :1])], axis=1)
             coefficients = tf.nn.softmax(also, axis=1)[:, :-1]
         else:
             coefficients = tf.nn.softmax(logits, axis=1)
+        coefficients = rounded("coefficients", iteration, coefficients)
         sums = tf.matmul(coefficients, votes)
-        outputs = plain_squash(sums if bias is None else sums + bias, epsilon)
+        sums = rounded("sums", iteration, sums if bias is None else sums + bias)
+        outputs = plain_squash(sums, epsilon)
         if iteration + 1 < iterations:
+            outputs = rounded("vectors", iteration, outputs)
             logits += tf.matmul(outputs, votes, transpose_b=True)
     return outputs, coefficients
 
