@@ -187,6 +187,24 @@ def test_saved_and_loaded(tmp_path, name):
         _assert_close(exported.serve(inputs), layer(inputs))
 
 
+@pytest.mark.parametrize("name", ["DigitCaps", "SlimCaps2D"])
+def test_runs_in_tflite(name):
+    _, layer, inputs = _pair(name, 4)
+    with tf_capsops.portable():
+        call = tf.function(lambda each: layer(each))
+        function = call.get_concrete_function(tf.TensorSpec(inputs.shape))
+    converted = tf.lite.TFLiteConverter.from_concrete_functions([function]).convert()
+    interpreter = tf.lite.Interpreter(model_content=converted)
+    interpreter.allocate_tensors()
+    (given,), (result,) = (
+        interpreter.get_input_details(),
+        interpreter.get_output_details(),
+    )
+    interpreter.set_tensor(given["index"], inputs.numpy())
+    interpreter.invoke()
+    _assert_close(interpreter.get_tensor(result["index"]), layer(inputs))
+
+
 @every_layer
 def test_gradients_are_straight_through(name):
     plain, eight, inputs = _pair(name, 8)
