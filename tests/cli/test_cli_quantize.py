@@ -264,7 +264,8 @@ def test_routing_bits(tmp_path, monkeypatch, capsys):
             tf_capsops.layers.PrimaryCaps(2, 4, 3),
             tf_capsops.layers.DigitCaps(3, 4, name="digits"),
             tf_capsops.layers.Length(),
-        ]
+        ],
+        name="small",
     )
     model.compile("adam", tf_capsops.losses.MarginLoss())
     model.save("model.keras")
@@ -273,7 +274,7 @@ def test_routing_bits(tmp_path, monkeypatch, capsys):
     options += ["--routing-bits", "3"]
     assert main(["quantize", "model.keras", *options]) == 0
     printed = capsys.readouterr().out
-    assert "sequential to 5 bits, activations to 8, routing to 3: 1 steps of" in printed
+    assert "small to 5 bits, activations to 8, routing to 3: 1 steps of" in printed
     run = tmp_path / "runs/quantize-images"
     config, report = (
         json.loads((run / f"{name}.json").read_text()) for name in ("config", "report")
