@@ -159,10 +159,8 @@ def main() -> int:
         found = [count(seed, pathlib.Path(folder)) for seed in range(args.seeds)]
     heads = "wrong, mean", "of each seed"
     plain = [each.pop((32, "float")) for each in found]
-    kinds, command = (
-        sorted(found[0], key=_order),
-        "python -m benchmarks.activation_bits",
-    )
+    kinds = sorted(found[0], key=_order)
+    command = "python -m benchmarks.activation_bits"
     rows = [
         [f"{bits}", name, *_counts([each[bits, name] for each in found])]
         for bits, name in kinds

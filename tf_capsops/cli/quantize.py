@@ -21,22 +21,17 @@ def add_arguments(parser):
         metavar="2..8",
         help="bits of a weight (default: %(default)s)",
     )
-    parser.add_argument(
-        "--activation-bits",
-        type=int,
-        choices=range(2, 9),
-        metavar="2..8",
-        help="bits of what layers read and capsules give, also in the training "
-        "(default: floating point)",
-    )
-    parser.add_argument(
-        "--routing-bits",
-        type=int,
-        choices=range(2, 9),
-        metavar="2..8",
-        help="bits of the arrays of routing by agreement, in codes.keras "
-        "(default: floating point)",
-    )
+    for name, text in (
+        ("activation", "what layers read and capsules give, also in the training"),
+        ("routing", "the arrays of routing by agreement, in codes.keras"),
+    ):
+        parser.add_argument(
+            f"--{name}-bits",
+            type=int,
+            choices=range(2, 9),
+            metavar="2..8",
+            help=f"bits of {text} (default: floating point)",
+        )
     parser.add_argument(
         "--per-channel",
         action="store_true",
