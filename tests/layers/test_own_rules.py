@@ -89,31 +89,56 @@ def test_a_tensor_is_not_unpacked_along_the_batch():
         tf.function(layer)(inputs)
 
 
-class _Both(Rule):
-    """Adds votes up by weights, without activations, or with as many ones."""
+class _Fixed(Rule):
+    """Adds votes up by shares that do not depend on them, once."""
+
+    def __init__(self, shares, use_activations):
+        self.shares, self.use_activations = shares, use_activations
+
+    def get_config(self):
+        return {"shares": self.shares, "use_activations": self.use_activations}
 
     def build(self, layer, weights_shape, output_shape):
         self.shape = weights_shape[:4]
 
     def route(self, moments, training=False):
-        prior = tf.reshape(tf.linspace(-1.0, 1.0, np.prod(self.shape)), self.shape)
-        mass, first = moments(
-            prior=prior, normalize="none", use_activations=self.ones_are_given
-        )
+        given = {}
+        if self.shares == "prior":
+            prior = tf.reshape(tf.linspace(-1.0, 1.0, np.prod(self.shape)), self.shape)
+            given = {"prior": prior, "normalize": "none"}
+        mass, first = moments(**given, use_activations=self.use_activations)
         return first * mass[..., None, None], mass
 
 
 @every_layer
-def test_weighted_sums_of_votes_are_moments(name, device):
-    found = []
-    for _Both.ones_are_given in (False, True):
-        layer, (poses, activations), _ = drawn(name, routing=_Both())
-        inputs = [tf.constant(poses), tf.ones_like(activations)]
-        layer(inputs)
+@pytest.mark.parametrize("shares", ["prior", "equal"])
+@pytest.mark.parametrize("use_activations", [False, True])
+def test_sums_by_fixed_shares_are_convolutions(
+    name, shares, use_activations, device, monkeypatch
+):
+    """To the op's values and gradients, also of children that do not exist."""
+    layer, (poses, activations), _ = drawn(
+        name, routing=_Fixed(shares, use_activations)
+    )
+    exist = np.arange(activations.size).reshape(activations.shape) % 3 > 0
+    inputs = [tf.constant(poses), tf.constant(activations * exist, poses.dtype)]
+    layer(inputs)
+    found, calls = [], []
+
+    def spy(*operands, **options):
+        calls.append(options)
+        return capsule_moments(*operands, **options)
+
+    monkeypatch.setattr(routed, "capsule_moments", spy)
+    for fixed in (routed._fixed_shares, lambda *_, **__: None):
+        monkeypatch.setattr(routed, "_fixed_shares", fixed)
         with tf.GradientTape() as tape:
-            tape.watch(inputs[:1])
+            tape.watch(inputs)
             results = layer(inputs)
-        found.append([*results, *tape.gradient(results, [inputs[0], layer.kernel])])
+        sources = [*inputs, layer.kernel]
+        grads = tape.gradient(results, sources, unconnected_gradients="zero")
+        found.append([*results, *grads])
+        assert len(calls) == len(found) - 1
     assert_equal(*found, 2e-4)
 
 
@@ -148,7 +173,7 @@ def test_sums_by_no_prior_are_zero():
 
 @pytest.mark.parametrize("tf32, dtype", [(True, tf.float32), (False, tf.bfloat16)])
 def test_which_passes_are_moments_and_of_what_type(tf32, dtype, monkeypatch):
-    """Weighted sums are convolutions; TF32 holds 16-bit types, which are widened."""
+    """Sums by a prior are convolutions; TF32 holds 16-bit types, which are widened."""
     types = []
 
     def spy(poses, *operands, **options):

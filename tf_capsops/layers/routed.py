@@ -126,7 +126,7 @@ class Routed(Coded):
             children = [tf.cast(each, dtype) for each in children]
         poses, activations, weights = children
         exist = _existing(activations)
-        pairs, passes = weights.shape[:-2], []
+        passes = []
 
         def moments(
             *, order=1, normalize="parents", use_activations=True, **statistics
@@ -139,17 +139,14 @@ class Routed(Coded):
                 shape = dimensions(weights)[:-2]
                 statistics["prior"] = tf.broadcast_to(statistics["prior"], shape)
             passes.append({"normalize": normalize, **statistics})
-            is_sum = (normalize, order, use_activations, *statistics) == _WEIGHTED_SUM
-            # A prior of any other shape, or None, is for the op to judge.
-            if is_sum and getattr(statistics["prior"], "shape", None) == pairs:
-                return _weighted_sums(poses, exist, weights, **statistics, **window)
+            factors = activations if use_activations else exist
+            shares = None
+            if order == 1:
+                shares = _fixed_shares(weights, normalize, dtype, **statistics)
+            if shares is not None:
+                return _weighted_sums(poses, factors, weights, shares, **window)
             return capsule_moments(
-                poses,
-                activations if use_activations else exist,
-                weights,
-                order=order,
-                **passes[-1],
-                **window,
+                poses, factors, weights, order=order, **passes[-1], **window
             )
 
         parents = self.routing.route(moments, training=training)
@@ -167,9 +164,6 @@ class Routed(Coded):
 
 
 # Arguments of a pass whose shares are given as a prior: a sum of weighted votes.
-_WEIGHTED_SUM = ("none", 1, False, "prior")
-
-
 def _existing(activations):
     """Returns 1 for each child that exists, whose activation is not 0, and else 0."""
     return tf.cast(tf.not_equal(activations, 0), activations.dtype)
@@ -191,20 +185,39 @@ def _seen(activations, weights, shares, window):
     )
 
 
-def _weighted_sums(poses, exist, weights, prior, **window):
-    """Returns what `capsule_moments` does, as convolutions, which are faster."""
+def _fixed_shares(weights, normalize, dtype, prior=None, **statistics):
+    """Returns the shares `[..., C, O]` of pairs if votes do not change them, or None.
 
+    A prior of a wrong shape is left to the op, which says what is wrong.
+    """
+    given = any(each is not None for each in statistics.values())
+    if normalize == "none" and not given and prior is not None:
+        return prior if prior.shape == weights.shape[:-2] else None
+    if normalize == "parents" and not given and prior is None:
+        parents = weights.shape[-3]
+        return tf.fill(dimensions(weights)[:-2], tf.constant(1 / parents, dtype))
+    return None
+
+
+def _weighted_sums(poses, factors, weights, shares, **window):
+    """Returns the moments of order 1, as convolutions, which are faster than the op.
+
+    Args:
+      factors: what each child is multiplied by, `[N, ..., C]`.
+      shares: those of pairs, `[..., C, O]`, in the type of the moments.
+    """
     axes = poses.shape.rank - 4
     convolve = {1: capsule_conv1d, 2: capsule_conv2d, 3: capsule_conv3d}[axes]
 
     def convolved(inputs, weights):
-        inputs = tf.cast(inputs, prior.dtype)
-        return convolve(inputs, weights * of_poses(prior), **window)
+        return convolve(inputs, weights * of_poses(shares), **window)
 
-    exist = of_poses(exist)
-    first = convolved(poses * exist, tf.cast(weights, prior.dtype))
+    poses, factors, weights = (
+        tf.cast(each, shares.dtype) for each in (poses, of_poses(factors), weights)
+    )
+    first = convolved(poses * factors, weights)
     # Where a window reaches beyond the image, children are missing in its mass, too.
-    mass = convolved(exist, tf.ones([1, 1], prior.dtype))
+    mass = convolved(factors, tf.ones([1, 1], shares.dtype))
     return tf.squeeze(mass, [-2, -1]), first
 
 
