@@ -57,18 +57,20 @@ struct WeightWork {
   __device__ void Count(Tables*) const {}
   __device__ void Accumulate(Tables*) const {}
 
-  __device__ Place Find(const Tables& tables, int step) const {
-    return At(tables, step / (steps + kStoreSteps));
-  }
-  __device__ Place At(const Tables&, int tile) const {
+  // Pairs of channel blocks may share steps.
+  __device__ Place Find(const Tables&, int step, int rank) const {
+    const int tile = step / (steps + kStoreSteps);
+    const int blocks = channel_blocks / ranges.pair * column_blocks;
     Place place;
-    const int blocks = channel_blocks * column_blocks;
     place.steps = {tile * (steps + kStoreSteps), steps};
     place.tap = tile / blocks;
-    const int block = tile - place.tap * blocks;
-    place.channel = block / column_blocks;
-    place.column_block = block - place.channel * column_blocks;
+    const int block = tile - place.tap * blocks, nth = block / column_blocks;
+    place.channel = nth * ranges.pair + rank;
+    place.column_block = block - nth * column_blocks;
     return place;
+  }
+  __device__ Place At(const Tables& tables, int tile) const {
+    return Find(tables, tile * (steps + kStoreSteps), 0);
   }
 
   template <typename Shape>
@@ -89,8 +91,9 @@ struct WeightWork {
       x = x * work.moves.dilation_x - work.moves.pad_x;
     }
 
+    // Loads columns to `blocks` blocks.
     __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
-                         Barrier& barrier, char* stage) {
+                         int blocks, Barrier& barrier, char* stage) {
       const PixelBoxes& boxes = work.boxes;
       const int line = step / boxes.width, at_x = step - line * boxes.width;
       const int image = line / boxes.height, at_y = line - image * boxes.height;
@@ -103,12 +106,12 @@ struct WeightWork {
       }
       char* const right = stage + Shape::kRowBytes;
       if constexpr (kPacked) {
-        TmaLoad(columns, 0, column, step, barrier, right);
+        LoadColumns(blocks, columns, 0, column, step, barrier, right);
       } else {
 #pragma unroll
         for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
-          TmaLoad(columns, column + n, at_x * boxes.x, at_y * boxes.y,
-                  image * boxes.batch, barrier, right + n * kSwizzleBytes);
+          LoadColumns(blocks, columns, column + n, at_x * boxes.x, at_y * boxes.y,
+                      image * boxes.batch, barrier, right + n * kSwizzleBytes);
         }
       }
       ++step;
