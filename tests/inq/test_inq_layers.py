@@ -15,12 +15,13 @@ from tf_capsops.bench import cases
 from tf_capsops.bench.layers import CASES, made
 
 _BITS = 4
+_OTHERS = "Length", "Mask", "FakeQuant", "Conv2D", "Conv3D"
 # The layers of the benchmark that hold codes themselves, or whose convolution does.
 _CASES = [
     case
     for case in CASES
     if cases.LAYERS_SMOKE in case.uses and "CPU" in case.devices
-    if case.attributes["layer"] not in ("Length", "Mask", "FakeQuant", "Conv2D")
+    if case.attributes["layer"] not in _OTHERS
     if not case.attributes["layer"].startswith("Inq")
 ]
 # Float results of a convolution by another kernel differ by the rounding of sums.

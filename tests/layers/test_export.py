@@ -71,6 +71,9 @@ _NETWORKS = {
     "convolution": lambda: _of_layers(
         (9, 9, 1), layers.Conv2D(16, 3, activation="relu"), layers.Conv2D(2, 2)
     ),
+    "convolution_of_volumes": lambda: _of_layers(
+        (5, 4, 3, 2), layers.Conv3D(4, 2, activation="relu"), layers.Conv3D(3, 1)
+    ),
     "high_order": lambda: _of_layers(
         (9, 8, 4),
         layers.HighOrderConv2D(3, groups=2, dilation_rate=2),

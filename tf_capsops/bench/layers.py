@@ -52,6 +52,10 @@ def _cases() -> Iterator[Case]:
         *(large, "Conv2D", (22, 22, 64)),
         **{"of": "efficient_capsnet", "filters": 64, "kernel_size": 3, **relu},
     )
+    dilated = {"dilation_rate": 2, "padding": "same", "kernel_size": 5}
+    yield from case(
+        large, "Conv3D", (16, 16, 16, 16), of="ucaps3d", filters=32, **dilated
+    )
     window = {"kernel_size": 9, "strides": 2}
     yield from case(
         large, "PrimaryCaps", (20, 20, 256), channels=32, capsule_dim=8, **window
@@ -110,6 +114,7 @@ def _cases() -> Iterator[Case]:
         yield from case(large, layer, size, filters=64, kernel_size=kernel)
 
     yield from case(tiny, "Conv2D", (6, 5, 2), filters=3, kernel_size=2)
+    yield from case(tiny, "Conv3D", (3, 4, 3, 2), filters=3, kernel_size=2)
     yield from case(
         tiny, "PrimaryCaps", (6, 5, 2), channels=2, capsule_dim=4, kernel_size=3
     )

@@ -20,7 +20,7 @@ NETWORKS = (
     *("matrix_capsnet", "deepcaps", "segcaps", "ucaps3d", "unet", "denoiser"),
 )
 LAYERS = (
-    *("Conv2D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "FakeQuant"),
+    *("Conv2D", "Conv3D", "PrimaryCaps", "DigitCaps", "Length", "Mask", "FakeQuant"),
     *("CapsuleConv1D", "CapsuleConv2D", "CapsuleConv3D"),
     *("CapsuleConv2DTranspose", "CapsuleConv3DTranspose"),
     *("SlimCaps1D", "SlimCaps2D", "SlimCaps3D"),

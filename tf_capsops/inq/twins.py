@@ -39,6 +39,7 @@ _TWINS = {
 _KINDS = {
     keras.layers.Conv1D: layers.InqConv1D,
     keras.layers.Conv3D: layers.InqConv3D,
+    layers.Conv3D: layers.InqConv3D,
     keras.layers.Conv2DTranspose: layers.InqConv2DTranspose,
     keras.layers.Conv3DTranspose: layers.InqConv3DTranspose,
 }

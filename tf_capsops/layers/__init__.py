@@ -11,6 +11,7 @@ from tf_capsops.layers.capsule_conv import (
 )
 from tf_capsops.layers.class_caps import ClassCaps
 from tf_capsops.layers.conv2d import Conv2D
+from tf_capsops.layers.conv3d import Conv3D
 from tf_capsops.layers.conv_caps import ConvCaps1D, ConvCaps2D, ConvCaps3D
 from tf_capsops.layers.dense_caps import DenseCaps
 from tf_capsops.layers.digit_caps import DigitCaps, digit_caps
@@ -48,6 +49,7 @@ __all__ = [
     "CenterTap",
     "ClassCaps",
     "Conv2D",
+    "Conv3D",
     "ConvCaps1D",
     "ConvCaps2D",
     "ConvCaps3D",

@@ -85,13 +85,12 @@ def ours_is_faster(kernel_shape, dtype):
       kernel_shape: `[KH, KW, C, filters]`.
       dtype: of images and weights.
     """
-    gpus = tf.config.get_visible_devices("GPU")
     *_, channels, filters = kernel_shape
     window = math.prod(kernel_shape[:-1])
-    if not gpus:
+    if not has_gpus():
         has_enough = window >= _FEWEST_ON_CPU or channels == 1
         return dtype == tf.float32 and filters >= 16 and has_enough
-    if not (all(map(_is_hopper, gpus)) and _has_tensor_cores(dtype)):
+    if not is_for_hopper(dtype):
         return False
     aligned = 16 // tf.as_dtype(dtype).size  # numbers that a GPU loads at once
     if filters % aligned:
@@ -102,11 +101,22 @@ def ours_is_faster(kernel_shape, dtype):
     return is_large and channels % aligned == 0
 
 
-def _has_tensor_cores(dtype):
-    """Whether our kernels for Hopper multiply such numbers on tensor cores."""
+def has_gpus():
+    """Whether TensorFlow sees any GPU."""
+    return bool(tf.config.get_visible_devices("GPU"))
+
+
+def is_for_hopper(dtype):
+    """Whether all GPUs are of compute capability 9.0, and multiply on tensor cores.
+
+    Args:
+      dtype: of what is multiplied.
+    """
     if dtype == tf.float32:
-        return tf.config.experimental.tensor_float_32_execution_enabled()
-    return dtype in (tf.float16, tf.bfloat16)
+        allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    else:
+        allowed = dtype in (tf.float16, tf.bfloat16)
+    return allowed and all(map(_is_hopper, tf.config.get_visible_devices("GPU")))
 
 
 def _is_hopper(gpu):
