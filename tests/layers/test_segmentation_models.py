@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """models.segcaps, models.ucaps3d and models.unet: sizes, losses, training and files."""
 
+import importlib
+
 import keras
 import numpy as np
 import pytest
@@ -245,6 +247,35 @@ def test_a_file_keeps_what_is_frozen(name, tmp_path):
         kept = [layer.trainable for layer in each.network.layers]
         assert kept == [layer.name != frozen.name for layer in model.network.layers]
         assert each.decoder.trainable_weights == []
+
+
+def _taken_apart(capsules):
+    return keras.ops.concatenate(keras.ops.unstack(capsules, axis=-2), axis=-1)
+
+
+def test_files_from_before_conv3d(tmp_path, monkeypatch):
+    """`ucaps3d` had Keras' convolutions, and took capsules apart."""
+    with monkeypatch.context() as before:
+        for module in "ucaps3d", "segmentation", "segmenter":
+            module = importlib.import_module(f"tf_capsops.models.{module}")
+            before.setattr(module, "Conv3D", keras.layers.Conv3D)
+        module = importlib.import_module("tf_capsops.models.ucaps3d")
+        before.setattr(module, "_side_by_side", _taken_apart)
+        model = _made("ucaps3d")
+    assert type(model.network.get_layer("conv_1")) is keras.layers.Conv3D
+    images, *_ = _drawn("ucaps3d")
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    tf.train.Checkpoint(model=model).write(tmp_path / "checkpoint")
+    by_weights, by_checkpoint = (
+        ucaps3d(_VOLUME, 3, size="small", name=name) for name in ("one", "other")
+    )
+    by_weights.load_weights(tmp_path / "model.weights.h5")
+    status = tf.train.Checkpoint(model=by_checkpoint).read(tmp_path / "checkpoint")
+    status.assert_existing_objects_matched()
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for again in (loaded, by_weights, by_checkpoint):
+        np.testing.assert_allclose(again(images), model(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", _slow_but_for("segcaps", "ucaps3d", "unet"))

@@ -4,13 +4,15 @@
 
 import keras
 
+from tf_capsops.layers import Conv3D
+
 
 def probabilities(features, num_classes, axes=2):
     """Returns a convolution of 1 pixel to probabilities, in float32.
 
     A softmax over the classes, or a sigmoid for one class.
     """
-    kind = {2: keras.layers.Conv2D, 3: keras.layers.Conv3D}[axes]
+    kind = {2: keras.layers.Conv2D, 3: Conv3D}[axes]
     return kind(
         num_classes,
         1,

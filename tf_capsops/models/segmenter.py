@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import image_range, scaled_images, with_multiples
-from tf_capsops.layers import Conv2D
+from tf_capsops.layers import Conv2D, Conv3D
 from tf_capsops.losses import one_hot_labels
 from tf_capsops.metrics import classes_read
 from tf_capsops.models.images import images_and
@@ -159,7 +159,7 @@ def drawing_decoder(features, units, channels, axes, dtype):
       axes: 2 for images, 3 for volumes.
       dtype: a dtype policy.
     """
-    kind = {2: Conv2D, 3: keras.layers.Conv3D}[axes]
+    kind = {2: Conv2D, 3: Conv3D}[axes]
     last = {"kernel_initializer": "he_normal", "data_format": "channels_last"}
     inputs = drawn = keras.Input(features, name="features")
     for number, size in enumerate(units, start=1):

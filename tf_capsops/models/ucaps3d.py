@@ -8,12 +8,13 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import not_negative
-from tf_capsops.layers import Length, SlimCaps3D
+from tf_capsops.layers import Conv3D, Length, SlimCaps3D
 from tf_capsops.losses import MarginLoss
 from tf_capsops.models.segmentation import probabilities
 from tf_capsops.models.segmenter import Segmenter, drawing_decoder, foreground
 from tf_capsops.models.sizes import checked_sizes, sizes_of
 from tf_capsops.registered import registered
+from tf_capsops.shapes import dimensions
 
 _LEVELS = 3
 
@@ -127,7 +128,7 @@ def ucaps3d(
 
 def _convolved(features, filters, kernel_size, name, dtype, activation=None, **window):
     """Convolves, normalizes each sample's features, and applies a PReLU by default."""
-    features = keras.layers.Conv3D(
+    features = Conv3D(
         filters,
         kernel_size,
         padding="same",
@@ -213,8 +214,24 @@ def _network(shape, num_classes, sizes, dtype):
 
 
 def _side_by_side(capsules):
-    """Returns `[B, D, H, W, types * dim]`, for sizes that may be unknown."""
-    return keras.ops.concatenate(keras.ops.unstack(capsules, axis=-2), axis=-1)
+    # Checkpoints count operations, and once there were two: unstack and concatenate.
+    return keras.ops.concatenate([SideBySide()(capsules)], axis=-1)
+
+
+@keras.saving.register_keras_serializable("tf_capsops")
+class SideBySide(keras.Operation):
+    """Reads capsules `[B, D, H, W, types, dim]` as features, `types * dim` a voxel.
+
+    All sizes but these two may be unknown, which `keras.layers.Reshape` does not allow.
+    """
+
+    def call(self, capsules):
+        *sizes, types, dim = dimensions(capsules)
+        return tf.reshape(capsules, [*sizes, types * dim])
+
+    def compute_output_spec(self, capsules):
+        *sizes, types, dim = capsules.shape
+        return keras.KerasTensor((*sizes, types * dim), capsules.dtype)
 
 
 @registered
