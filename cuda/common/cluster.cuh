@@ -33,26 +33,17 @@ __device__ inline void ArriveAt(const Barrier& barrier, int rank) {
       : "memory");
 }
 
-// Starts a TMA copy (tensor_map.cuh) of the box at (c0, c1, ...) to both blocks of a
-// cluster of two. In each it goes to the place that `to` has in this block, and
-// completes on the barrier in the place of `barrier`.
-__device__ inline void TmaLoadToBoth(const CUtensorMap& map, int c0, int c1, int c2,
-                                     int c3, const Barrier& barrier, void* to) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(
-          SharedAddress(to)),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier.Address()),
-      "h"(uint16_t{3})
-      : "memory");
-}
-__device__ inline void TmaLoadToBoth(const CUtensorMap& map, int c0, int c1, int c2,
-                                     const Barrier& barrier, void* to) {
+// Starts a TMA copy (tensor_map.cuh) of the box at (c0, c1, c2) to all blocks of the
+// cluster whose bits are set in `blocks`. In each it goes to the place that `to` has in
+// this block, and completes on the barrier in the place of `barrier`.
+__device__ inline void TmaLoadTo(int blocks, const CUtensorMap& map, int c0, int c1,
+                                 int c2, const Barrier& barrier, void* to) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(
           SharedAddress(to)),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier.Address()), "h"(uint16_t{3})
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier.Address()),
+      "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
 

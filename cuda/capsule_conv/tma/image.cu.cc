@@ -50,8 +50,7 @@ struct TiledAxis {
   }
 };
 
-// Chooses the box shape that takes the fewest steps, with pairs of image groups if any
-// such shape has them.
+// Chooses the box shape that takes the fewest steps.
 template <typename Shape, typename S>
 void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
   ImageWork& work = plan->work;
@@ -61,7 +60,6 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
       static_cast<int>(CeilDivide(plan->rows.size[0], uint64_t{Shape::kDepth}));
   const TileAxis vertical = work.vertical, horizontal = work.horizontal;
   int64_t fewest = kMaxSteps + 1;
-  bool pairs = false;
   for (int y = 1; y <= kRows; y *= 2) {
     const TiledAxis down(vertical, y);
     if (down.taps == 0) continue;
@@ -69,18 +67,14 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
       const TiledAxis across(horizontal, x);
       if (across.taps == 0) continue;
       const int images = kRows / (y * x);
-      const int64_t groups = CeilDivide(work.batch, images);
-      const int64_t units = groups * work.column_blocks;
+      const int64_t units = CeilDivide(work.batch, images) * work.column_blocks;
       const int64_t tiles = int64_t{down.axis.tiles} * across.axis.tiles * units;
       const int64_t full =
           (down.axis.tiles - down.empty) * (across.axis.tiles - across.empty) * units;
       const int64_t steps =
           down.taps * across.taps * work.chunks * units + full * kStoreSteps;
-      const bool better =
-          steps < fewest || (steps == fewest && groups % 2 == 0 && !pairs);
-      if (!better || tiles > kMaxSteps) continue;
+      if (steps >= fewest || tiles > kMaxSteps) continue;
       fewest = steps;
-      pairs = groups % 2 == 0;
       work.tiles = static_cast<int>(tiles);
       work.empty = full < tiles;
       work.vertical = down.axis;
@@ -94,7 +88,7 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
                           BoxStride(y, vertical.stride), 1};
     }
   }
-  if (fewest <= kMaxSteps) Divide<Shape>(device, fewest, pairs, plan);
+  if (fewest <= kMaxSteps) Divide<Shape>(device, fewest, plan);
 }
 
 template <typename S>
@@ -163,7 +157,7 @@ ConvPlan<GpuExec, T> PlanImageBy(const char* op, const GpuDevice& device,
     CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
     CAPSOPS_RETURN_IF_ERROR(Launch(op, PackFilterKernel<S>, blocks, kPackThreads, 0,
                                    exec, packed, weights, right,
-                                   FlagsToClear{parts.there, plan.blocks()}));
+                                   FlagsToClear{parts.there, plan.work.ranges.blocks}));
     return plan.launch(exec, op, plan, Native(source), right, parts, Native(target));
   });
 }

@@ -97,18 +97,16 @@ struct ImageWork {
     Accumulate(horizontal, &tables->horizontal);
   }
 
-  // Finds the tile that a step belongs to or, if pairs of image groups share steps, the
-  // tile of rank `rank` of the pair.
-  __device__ Place Find(const Tables& tables, int step, int rank) const {
+  // Finds the tile that a step belongs to.
+  __device__ Place Find(const Tables& tables, int step) const {
     const Table& y = tables.vertical;
     const Table& x = tables.horizontal;
     const int all_x_taps = x.taps[horizontal.tiles], all_x = x.tiles[horizontal.tiles];
     const int of_image =
         Steps(y.taps[vertical.tiles] * all_x_taps, y.tiles[vertical.tiles] * all_x);
     Place place;
-    const int nth = step / of_image;
-    place.image = nth * ranges.pair + rank;
-    int rest = step - nth * of_image;
+    place.image = step / of_image;
+    int rest = step - place.image * of_image;
     const auto before_y = [&](int n) {
       return Steps(y.taps[n] * all_x_taps, y.tiles[n] * all_x);
     };
@@ -158,15 +156,14 @@ struct ImageWork {
       x_tap = tap - y_tap * x.taps;
     }
 
-    // Loads columns to `blocks` blocks.
     __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
-                         int blocks, Barrier& barrier, char* stage) {
+                         Barrier& barrier, char* stage) {
       TmaLoad(rows, chunk * Shape::kDepth, x.source + x_tap * x.step,
               y.source + y_tap * y.step, image, barrier, stage);
       const int tap =
           (y.first + y_tap * y.every) * work.kernel_width + x.first + x_tap * x.every;
-      LoadColumns(blocks, columns, chunk * Shape::kDepth, column, tap, barrier,
-                  stage + Shape::kRowBytes);
+      TmaLoad(columns, chunk * Shape::kDepth, column, tap, barrier,
+              stage + Shape::kRowBytes);
       if (++chunk < work.chunks) return;
       chunk = 0;
       if (++x_tap < x.taps) return;

@@ -35,9 +35,10 @@ struct ProductPlan {
   int64_t packed_bytes = 0, part_bytes = 0;
   Launch launch = nullptr;
 
-  int blocks() const { return work.ranges.blocks * work.ranges.pair; }
   // The workspace holds the packed operand, the flags, and the partial tiles.
-  int64_t FlagBytes() const { return AlignedBytes(blocks() * int64_t{sizeof(int)}); }
+  int64_t FlagBytes() const {
+    return AlignedBytes(work.ranges.blocks * int64_t{sizeof(int)});
+  }
   int64_t workspace() const { return packed_bytes + FlagBytes() + part_bytes; }
   PartialTiles PartialsIn(void* workspace) const {
     char* const flags = static_cast<char*>(workspace) + packed_bytes;
@@ -55,25 +56,21 @@ LaunchError Launch(const GpuExec& exec, const char* op,
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, right, plan.columns, &columns));
   constexpr auto kKernel = ProductKernel<Work, S, Shape>;
   CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kRegisters));
-  return LaunchClusters<kKernel>(op, plan.work.ranges.pair, dim3(plan.blocks()),
-                                 kThreads, kSharedBytes<Work, Shape>, exec, rows,
-                                 columns, plan.work, parts, target);
+  return LaunchDependent<kKernel>(op, dim3(plan.work.ranges.blocks), kThreads,
+                                  kSharedBytes<Work, Shape>, exec, rows, columns,
+                                  plan.work, parts, target);
 }
 
 // Limit on steps and tiles, with room for what is computed from them.
 constexpr int64_t kMaxSteps = INT32_MAX / 64;
 
-// Divides `steps` steps among blocks, or those of pairs of tiles among clusters, and
-// selects the kernel.
+// Divides `steps` steps among blocks, and selects the kernel.
 template <typename Shape, typename S, typename Work>
-void Divide(const GpuDevice& device, int64_t steps, bool pairs,
-            ProductPlan<S, Work>* plan) {
-  const int pair = pairs ? 2 : 1;
+void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) {
   const int64_t blocks =
-      std::min<int64_t>(device.processors / pair, CeilDivide(steps / pair, kMinSteps));
-  plan->work.ranges = {static_cast<int>(steps / pair), static_cast<int>(blocks), pair};
-  plan->part_bytes =
-      plan->blocks() * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
+      std::min<int64_t>(device.processors, CeilDivide(steps, kMinSteps));
+  plan->work.ranges = {static_cast<int>(steps), static_cast<int>(blocks)};
+  plan->part_bytes = blocks * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
   if constexpr (Work::kColumnRank == 3) {
     plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
     plan->columns.every = {1, 1, 1};

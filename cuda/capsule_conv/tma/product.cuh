@@ -11,7 +11,6 @@
 
 #include "cuda/capsule_conv/tma/image.cuh"
 #include "cuda/capsule_conv/tma/weights.cuh"
-#include "cuda/common/cluster.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 #include "cuda/common/warpgroup.cuh"
@@ -186,8 +185,7 @@ struct PartialTiles {
   }
 };
 
-// Computes and stores the tiles of the block's range of steps, or one of each pair of
-// tiles of the cluster's range. Work is ImageWork or
+// Computes and stores the tiles of the block's range of steps. Work is ImageWork or
 // WeightWork: it maps steps to tiles, loads their operands and maps rows to the target.
 template <typename Work, typename S, typename Shape>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -200,22 +198,20 @@ __global__ void __launch_bounds__(kThreads, 1)
       reinterpret_cast<char*>(memory) +
       (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
   auto& tables = shared.tables;
-  const int pair = work.ranges.pair, rank = static_cast<int>(blockIdx.x) % pair;
   if (threadIdx.x == 0) {
     for (int n = 0; n < Shape::kStages; ++n) {
       shared.full[n].Init(1);
-      shared.empty[n].Init(pair * kConsumerWarps);
+      shared.empty[n].Init(kConsumerWarps);
     }
     Barrier::FenceInit();
   }
   work.Count(&tables);
   __syncthreads();
   work.Accumulate(&tables);
-  SyncCluster();
+  __syncthreads();
   GridDependencySynchronize();
 
-  // Lower blocks take later ranges.
-  const int range = static_cast<int>(gridDim.x - 1 - blockIdx.x) / pair;
+  const int range = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
   const int end = work.ranges.Begin(range + 1);
   int step = work.ranges.Begin(range);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -224,21 +220,15 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x % 128 == 0) {
       PipelineState at;
       at.parity = 1;  // empty stages count as released
-      int turn = 0;   // the block of the pair that loads the columns
       while (step < end) {
-        const auto place = work.Find(tables, step, rank);
+        const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.MultiplyEnd());
         typename Work::template Loader<Shape> loader(work, place,
                                                      step - place.steps.first);
         for (; step < last; ++step, at.Next(Shape::kStages)) {
           shared.empty[at.at].Wait(at.parity);
           shared.full[at.at].ArriveAndExpectBytes(Shape::kStageBytes);
-          loader.Load(rows, columns,
-                      pair == 1      ? 1
-                      : turn == rank ? 2
-                                     : 0,
-                      shared.full[at.at], shared.stages[at.at]);
-          turn ^= 1;
+          loader.Load(rows, columns, shared.full[at.at], shared.stages[at.at]);
         }
         step = place.steps.End();
       }
@@ -246,14 +236,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     SetMaxRegisters<kMany, true>();
     PipelineState at;
-    // Both blocks of a pair fill a stage of each, so both wait until it is released.
     const auto release = [&](int stage) {
       __syncwarp();
-      const int lane = threadIdx.x % 32;
-      if (lane < pair) ArriveAt(shared.empty[stage], lane);
+      if (threadIdx.x % 32 == 0) shared.empty[stage].Arrive();
     };
     while (step < end) {
-      const auto place = work.Find(tables, step, rank);
+      const auto place = work.Find(tables, step);
       const int first = step, last = min(end, place.steps.MultiplyEnd());
       step = place.steps.End();
       if (first >= last) continue;  // only steps that store are left
@@ -300,13 +288,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (before >= 0) release(before);
       ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
       if (first > place.steps.first) {
-        parts.Write(range * pair + rank, sums);
+        parts.Write(range, sums);
         continue;
       }
       if (last < place.steps.MultiplyEnd()) {
         const int others = work.ranges.Owner(place.steps.MultiplyEnd() - 1);
         for (int other = range + 1; other <= others; ++other) {
-          parts.Add(other * pair + rank, sums);
+          parts.Add(other, sums);
         }
       }
       StoreTile(work, place, sums, shared.exchange[threadIdx.x / 32], target);
@@ -320,8 +308,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  // The other block may still read this one's barriers, or load into its stages.
-  SyncCluster();
 #else
   __trap();  // compiled for another GPU
 #endif

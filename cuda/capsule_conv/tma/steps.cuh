@@ -6,16 +6,11 @@
 // divided evenly into a range per block. If a range ends within a tile, its block waits
 // for the blocks of the following ranges, each of which starts with its part of that
 // tile, and adds their partial tiles. Storing a tile counts as a number of steps.
-//
-// Tiles may come in pairs with the same steps and columns. Clusters of two blocks then
-// take the places of blocks, and load each step's columns once for both.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/common/cluster.cuh"
 #include "cuda/common/divisor.cuh"
-#include "cuda/common/tensor_map.cuh"
 
 namespace capsops::capsule_conv::tma {
 
@@ -35,10 +30,9 @@ enum class Left { kTerms, kRows, kRegisters };
 // The cost of storing a tile, as steps without work at the end of each tile.
 constexpr int kStoreSteps = 8;
 
-// The ranges of `steps` steps for `blocks` blocks, at most one block per step; or for
-// as many clusters, if `pair` is 2.
+// The ranges of `steps` steps for `blocks` blocks, at most one block per step.
 struct StreamKRanges {
-  int steps, blocks, pair;
+  int steps, blocks;
 
   __host__ __device__ int Begin(int block) const {
     return static_cast<int>(int64_t{steps} * block / blocks);
@@ -58,14 +52,6 @@ struct TileSteps {
 };
 
 constexpr int kPartThreads = 128 * kGroups;  // consumer threads
-
-// Starts a TMA copy of columns to this block, to both of its cluster, or to none, by
-// `blocks`.
-template <typename... Arguments>
-__device__ void LoadColumns(int blocks, Arguments&&... arguments) {
-  if (blocks == 1) TmaLoad(arguments...);
-  if (blocks == 2) TmaLoadToBoth(arguments...);
-}
 
 // Maps a column of the product to its offset in a row of the target.
 struct Columns {

@@ -101,10 +101,7 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
       return;
     }
     work.steps = static_cast<int>(steps);
-    // Columns that are not packed are several boxes, which were wrong in the second
-    // block of a pair on an H200.
-    Divide<Shape>(device, tiles * (steps + kStoreSteps),
-                  Work::kPacked && work.channel_blocks % 2 == 0, &plan);
+    Divide<Shape>(device, tiles * (steps + kStoreSteps), &plan);
   });
   return plan;
 }
@@ -146,9 +143,9 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
           int64_t{packed.column_blocks} * static_cast<int64_t>(plan.columns.size[2]);
       CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
       S* const to = static_cast<S*>(workspace);
-      CAPSOPS_RETURN_IF_ERROR(Launch(op, PackGradKernel, blocks, kPackThreads, 0, exec,
-                                     packed, right, to,
-                                     FlagsToClear{parts.there, plan.blocks()}));
+      CAPSOPS_RETURN_IF_ERROR(
+          Launch(op, PackGradKernel, blocks, kPackThreads, 0, exec, packed, right, to,
+                 FlagsToClear{parts.there, plan.work.ranges.blocks}));
       right = to;
     } else {
       CAPSOPS_RETURN_IF_ERROR(CheckLaunch(

@@ -57,20 +57,18 @@ struct WeightWork {
   __device__ void Count(Tables*) const {}
   __device__ void Accumulate(Tables*) const {}
 
-  // Pairs of channel blocks may share steps.
-  __device__ Place Find(const Tables&, int step, int rank) const {
-    const int tile = step / (steps + kStoreSteps);
-    const int blocks = channel_blocks / ranges.pair * column_blocks;
+  __device__ Place Find(const Tables& tables, int step) const {
+    return At(tables, step / (steps + kStoreSteps));
+  }
+  __device__ Place At(const Tables&, int tile) const {
     Place place;
+    const int blocks = channel_blocks * column_blocks;
     place.steps = {tile * (steps + kStoreSteps), steps};
     place.tap = tile / blocks;
-    const int block = tile - place.tap * blocks, nth = block / column_blocks;
-    place.channel = nth * ranges.pair + rank;
-    place.column_block = block - nth * column_blocks;
+    const int block = tile - place.tap * blocks;
+    place.channel = block / column_blocks;
+    place.column_block = block - place.channel * column_blocks;
     return place;
-  }
-  __device__ Place At(const Tables& tables, int tile) const {
-    return Find(tables, tile * (steps + kStoreSteps), 0);
   }
 
   template <typename Shape>
@@ -91,9 +89,8 @@ struct WeightWork {
       x = x * work.moves.dilation_x - work.moves.pad_x;
     }
 
-    // Loads columns to `blocks` blocks.
     __device__ void Load(const CUtensorMap& rows, const CUtensorMap& columns,
-                         int blocks, Barrier& barrier, char* stage) {
+                         Barrier& barrier, char* stage) {
       const PixelBoxes& boxes = work.boxes;
       const int line = step / boxes.width, at_x = step - line * boxes.width;
       const int image = line / boxes.height, at_y = line - image * boxes.height;
@@ -106,12 +103,12 @@ struct WeightWork {
       }
       char* const right = stage + Shape::kRowBytes;
       if constexpr (kPacked) {
-        LoadColumns(blocks, columns, 0, column, step, barrier, right);
+        TmaLoad(columns, 0, column, step, barrier, right);
       } else {
 #pragma unroll
         for (int n = 0; n < Shape::kColumns; n += Shape::kDepth) {
-          LoadColumns(blocks, columns, column + n, at_x * boxes.x, at_y * boxes.y,
-                      image * boxes.batch, barrier, right + n * kSwizzleBytes);
+          TmaLoad(columns, column + n, at_x * boxes.x, at_y * boxes.y,
+                  image * boxes.batch, barrier, right + n * kSwizzleBytes);
         }
       }
       ++step;

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
           if (pair == 1) {
             TmaLoad(columns, term, column, matrix, full, stage + kRowBytes);
           } else if (turn == rank) {
-            TmaLoadToBoth(columns, term, column, matrix, full, stage + kRowBytes);
+            TmaLoadTo(3, columns, term, column, matrix, full, stage + kRowBytes);
           }
           turn ^= 1;
           at.Next(kStages);
