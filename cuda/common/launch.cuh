@@ -7,7 +7,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -103,19 +102,18 @@ Parameter ToParameter(const Argument& argument) {
   }
 }
 
-// Launches a kernel with the first `count` of two attributes.
+// Launches a kernel with the first `attributes` of one attribute.
 template <typename... Parameters, typename... Arguments>
-LaunchError LaunchWith(std::array<cudaLaunchAttribute, 2> attributes, int count,
-                       const char* name, void (*kernel)(Parameters...), dim3 grid,
-                       int threads, int shared, const GpuExec& exec,
-                       const Arguments&... arguments) {
+LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char* name,
+                       void (*kernel)(Parameters...), dim3 grid, int threads,
+                       int shared, const GpuExec& exec, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = shared;
   config.stream = exec.stream;
-  config.attrs = attributes.data();
-  config.numAttrs = count;
+  config.attrs = &attribute;
+  config.numAttrs = attributes;
   return CheckLaunch(
       name, cudaLaunchKernelEx(&config, kernel, ToParameter<Parameters>(arguments)...));
 }
@@ -126,13 +124,6 @@ LaunchError Launch(const char* name, Kernel kernel, dim3 grid, int threads, int 
   return LaunchWith({}, 0, name, kernel, grid, threads, shared, exec, arguments...);
 }
 
-inline cudaLaunchAttribute DependentLaunch() {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  return attribute;
-}
-
 // Launches a kernel by programmatic dependent launch (compute capability 9.0 and
 // newer): it may start before the preceding kernel on the stream ends, and calls
 // GridDependencySynchronize() before it reads that kernel's results.
@@ -140,8 +131,11 @@ template <typename Kernel, typename... Arguments>
 LaunchError LaunchDependent(const char* name, Kernel kernel, dim3 grid, int threads,
                             int shared, const GpuExec& exec,
                             const Arguments&... arguments) {
-  return LaunchWith({DependentLaunch()}, SupportsDependentLaunch(exec.device) ? 1 : 0,
-                    name, kernel, grid, threads, shared, exec, arguments...);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return LaunchWith(attribute, SupportsDependentLaunch(exec.device) ? 1 : 0, name,
+                    kernel, grid, threads, shared, exec, arguments...);
 }
 
 // Launch and LaunchDependent of a kernel that may need over 48 KB of shared memory.
@@ -158,19 +152,6 @@ LaunchError LaunchDependent(const char* name, dim3 grid, int threads, int shared
   return LaunchDependent(name, kKernel, grid, threads, shared, exec, arguments...);
 }
 
-// Same in clusters of `cluster` blocks, on compute capability 9.0 and newer.
-template <auto kKernel, typename... Arguments>
-LaunchError LaunchClusters(const char* name, int cluster, dim3 grid, int threads,
-                           int shared, const GpuExec& exec,
-                           const Arguments&... arguments) {
-  CAPSOPS_RETURN_IF_ERROR(AllowMaxSharedMemory<kKernel>(exec, name));
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  return LaunchWith({DependentLaunch(), attribute}, 2, name, kKernel, grid, threads,
-                    shared, exec, arguments...);
-}
-
 // Launches such a cooperative kernel, which synchronizes its whole grid. Fails if the
 // GPU cannot hold all blocks at once.
 template <auto kKernel, typename... Arguments>
@@ -180,7 +161,7 @@ LaunchError LaunchCooperative(const char* name, dim3 grid, int threads, int shar
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
-  return LaunchWith({attribute}, 1, name, kKernel, grid, threads, shared, exec,
+  return LaunchWith(attribute, 1, name, kKernel, grid, threads, shared, exec,
                     arguments...);
 }
 

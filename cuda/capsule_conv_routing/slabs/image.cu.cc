@@ -28,10 +28,11 @@ bool GradsImage(const Problem& p) {
 LaunchError GradImage(const GpuExec& exec, const char* op, const Problem& p,
                       const Slab& slab, const float* grads, const float* weights,
                       float* grad_image) {
-  const RowProduct<false> w(p, slab, Columns(p), ImageColumns(p, slab.phase));
+  const RowProduct w(p, slab, Columns(p), ImageColumns(p, slab.phase));
   return WithProducts<8, 16, 21, 24, 28, 32>(w.wide(), [&](auto products) {
-    return LaunchRowProduct<products.value>(exec, op, w, w.positions, w.frames * w.rows,
-                                            w.y_taps, grads, weights, grad_image);
+    return LaunchRowProduct<products.value, false>(exec, op, w, w.positions,
+                                                   w.frames * w.rows, w.y_taps, grads,
+                                                   weights, grad_image);
   });
 }
 

@@ -27,9 +27,9 @@ bool ReadsRows(const Problem& p) {
 LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* input, const float* packed,
                          float* votes) {
-  const RowProduct<true> w(p, slab, p.in_dim, Columns(p));
+  const RowProduct w(p, slab, p.in_dim, Columns(p));
   return WithProducts<8, 16, 24, 32>(w.wide(), [&](auto products) {
-    return LaunchRowProduct<products.value>(
+    return LaunchRowProduct<products.value, true>(
         exec, op, w, p.in_width * p.types, w.frames * w.read_rows, w.y_taps * w.x_taps,
         input + InputOffset(p, slab), packed, votes);
   });

@@ -164,8 +164,16 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                      const int steps, const bool first, float4* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
-  auto& stages = StagesIn<kProducts>(memory);
-  if (threadIdx.x == 0) stages.Init(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
+  auto& stages = *reinterpret_cast<Stages<kProducts>*>(
+      reinterpret_cast<char*>(memory) +
+      (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < Stages<kProducts>::kCount; ++n) {
+      stages.full[n].Init(1);
+      stages.empty[n].Init(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
+    }
+    Barrier::FenceInit();
+  }
   const SumsPlace place(w, steps);
   __syncthreads();
   GridDependencySynchronize();
@@ -320,12 +328,10 @@ LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
       op, grads, Matrices(w.columns, w.chunks * kDepth, w.frames * w.rows, kDepth),
       &votes));
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, tensor, &image));
-  return WithProducts<16, 32>(w.products * 8, [&](auto products) -> LaunchError {
-    constexpr auto kKernel = SumWeightsKernel<products.value>;
-    CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kRegisters));
-    return LaunchDependent<kKernel>(
-        op, dim3(w.blocks()), kProductThreads, Stages<products.value>::SharedBytes(),
-        exec, votes, image, w, w.steps(), first, reinterpret_cast<float4*>(parts));
+  return WithProducts<16, 32>(w.products * 8, [&](auto products) {
+    return LaunchProduct<SumWeightsKernel<products.value>, products.value>(
+        op, exec, w.blocks(), votes, image, w, w.steps(), first,
+        reinterpret_cast<float4*>(parts));
   });
 }
 

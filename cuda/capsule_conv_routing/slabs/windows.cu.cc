@@ -28,40 +28,21 @@ inline int64_t PaddedWidth(const AxisPhase& x) {
   return (x.out.count - 1) * x.stride + x.taps;
 }
 
-// Work of MultiplyKernel. Depth is z.
+// Kernel parameters. Depth is z.
 struct Windows {
   int frames, rows, width, types, columns;           // the votes
   int read_rows, padded, pixel_dim, window, chunks;  // the copy
   int y_taps, y_stride, y_dilation, y_pad;
   int z_taps, z_stride, z_dilation, z_pad, depth;
   int first, per_image, first_read;  // frames of the votes and of the input
-  // A tile has 2^x_bits pixels of each of 2^(7 - x_bits) types. `row_tiles` have the
-  // pixels and types of a row.
-  int x_bits, type_tiles, row_tiles, column_tiles;
-  bool paired;
+  // A tile has 2^x_bits pixels of each of 2^(7 - x_bits) types.
+  int x_bits, x_tiles, type_tiles, column_tiles;
 
   Windows(const Problem& p, const Slab& slab);
 
-  __host__ __device__ int Count() const {
-    return frames * rows * row_tiles * column_tiles / (paired ? 2 : 1);
+  __host__ __device__ int tiles() const {
+    return frames * rows * x_tiles * type_tiles * column_tiles;
   }
-
-  struct Tile {
-    int frame, row, x, type, column_tile;
-
-    __device__ Tile(const Windows& w, int number, int rank) {
-      const int pair = w.paired ? 2 : 1;
-      Digits<int> digits(number);
-      column_tile = digits.Next(w.column_tiles);
-      const int in_row = digits.Next(w.row_tiles / pair) * pair + rank;
-      x = in_row / w.type_tiles;
-      type = (in_row - x * w.type_tiles) << (7 - w.x_bits);
-      x <<= w.x_bits;
-      row = digits.Next(w.rows);
-      frame = digits.rest;
-    }
-  };
-
   // Return the frame of the copy, and its row, that a tap reads, or -1.
   __device__ int Frame(int frame, int tap) const {
     const int image = (first + frame) / per_image;
@@ -69,37 +50,137 @@ struct Windows {
         (first + frame - image * per_image) * z_stride + tap * z_dilation - z_pad;
     return z >= 0 && z < depth ? image * depth + z - first_read : -1;
   }
-  __device__ int Line(int row, int tap) const {
+  __device__ int Row(int row, int tap) const {
     const int y = row * y_stride + tap * y_dilation - y_pad;
     return y >= 0 && y < read_rows ? y : -1;
   }
-  template <typename Step>
-  __device__ void ForSteps(const Tile& tile, const Step& step) const {
+  // Calls visit(frame, row, tap) for the taps that read the image.
+  template <typename Visit>
+  __device__ void ForTaps(int frame, int row, const Visit& visit) const {
     for (int z = 0; z < z_taps; ++z) {
-      const int from = Frame(tile.frame, z);
+      const int from = Frame(frame, z);
       if (from < 0) continue;
       for (int y = 0; y < y_taps; ++y) {
-        const int line = Line(tile.row, y);
-        if (line < 0) continue;
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-          step(chunk * kDepth, z * y_taps + y, tile.x, tile.type, line, from);
+        const int line = Row(row, y);
+        if (line >= 0) visit(from, line, z * y_taps + y);
+      }
+    }
+  }
+};
+
+struct WindowTile {
+  int frame, row, x, type, column;
+
+  __device__ WindowTile(const Windows& w, int tile) {
+    Digits<int> digits(tile);
+    column = digits.Next(w.column_tiles);
+    type = digits.Next(w.type_tiles) << (7 - w.x_bits);
+    x = digits.Next(w.x_tiles) << w.x_bits;
+    row = digits.Next(w.rows);
+    frame = digits.rest;
+  }
+};
+
+template <int kProducts>
+__global__ void __launch_bounds__(kProductThreads, 1)
+    WindowVotesKernel(const __grid_constant__ CUtensorMap image,
+                      const __grid_constant__ CUtensorMap weights, const Windows w,
+                      float* votes) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ uint4 memory[];
+  auto& stages = *reinterpret_cast<Stages<kProducts>*>(
+      reinterpret_cast<char*>(memory) +
+      (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
+  if (threadIdx.x == 0) {
+    for (int n = 0; n < Stages<kProducts>::kCount; ++n) {
+      stages.full[n].Init(1);
+      stages.empty[n].Init(kConsumerWarps);
+    }
+    Barrier::FenceInit();
+  }
+  constexpr int kStages = Stages<kProducts>::kCount;
+  __syncthreads();
+  GridDependencySynchronize();
+  const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  if (group == 2) {
+    SetMaxRegisters<kFew, false>();
+    if (threadIdx.x % 128 == 0) {
+      PipelineState at;
+      at.parity = 1;  // empty stages count as released
+      for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x) {
+        const WindowTile tile(w, n);
+        w.ForTaps(tile.frame, tile.row, [&](int frame, int line, int tap) {
+          for (int chunk = 0; chunk < w.chunks; ++chunk, at.Next(kStages)) {
+            char* const stage = stages.memory[at.at];
+            Barrier& full = stages.Claim(at);
+            TmaLoad(image, chunk * kDepth, tile.x, tile.type, line, frame, full, stage);
+            TmaLoad(weights, chunk * kDepth, tile.column * kProducts * 8, tap, full,
+                    stage + kRowBytes);
+          }
+        });
+      }
+    }
+  } else {
+    SetMaxRegisters<kMany, true>();
+    PipelineState at;
+    for (int number = blockIdx.x; number < w.tiles(); number += gridDim.x) {
+      const WindowTile tile(w, number);
+      int steps = 0;
+      w.ForTaps(tile.frame, tile.row, [&](int, int, int) { steps += w.chunks; });
+      float sums[kProducts][4];
+      Clear(sums);
+      int before = -1;
+      for (; steps > 0; --steps, at.Next(kStages)) {
+        const char* const stage = stages.memory[at.at];
+        stages.full[at.at].Wait(at.parity);
+        const uint32_t left =
+            DescriptorAddress(stage) + group * (64 * kSwizzleBytes / 16);
+        const uint32_t right = DescriptorAddress(stage + kRowBytes);
+        WgmmaFence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          Wgmma<float, kProducts>::Begin(MakeSwizzledDescriptor(left + 2 * k),
+                                         MakeSwizzledDescriptor(right + 2 * k), sums,
+                                         true);
+        }
+        WgmmaCommit();
+        WgmmaWait<1>();
+        if (before >= 0) stages.Release(before);
+        before = at.at;
+      }
+      WgmmaWait<0>();
+      if (before >= 0) stages.Release(before);
+      Complete(sums);
+      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+      const int64_t line = int64_t{tile.frame} * w.rows + tile.row;
+      const auto target = [&](int row) -> float* {
+        const int x = tile.x + (row & ((1 << w.x_bits) - 1));
+        const int type = tile.type + (row >> w.x_bits);
+        if (x >= w.width || type >= w.types) return nullptr;
+        return votes + ((line * w.width + x) * w.types + type) * w.columns;
+      };
+      float* const upper = target(warp * 16 + lane / 4);
+      float* const lower = target(warp * 16 + lane / 4 + 8);
+      const int first = tile.column * kProducts * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+        const int column = first + 8 * n;
+        if (column >= w.columns) break;
+        if (upper != nullptr) {
+          *reinterpret_cast<float2*>(upper + column) =
+              make_float2(sums[n][0], sums[n][1]);
+        }
+        if (lower != nullptr) {
+          *reinterpret_cast<float2*>(lower + column) =
+              make_float2(sums[n][2], sums[n][3]);
         }
       }
     }
   }
-  __device__ int Steps(const Tile& tile) const {
-    int deep = 0, down = 0;
-    for (int z = 0; z < z_taps; ++z) deep += Frame(tile.frame, z) >= 0;
-    for (int y = 0; y < y_taps; ++y) down += Line(tile.row, y) >= 0;
-    return deep * down * chunks;
-  }
-  __device__ int64_t Row(const Tile& tile, int row) const {
-    const int at = tile.x + (row & ((1 << x_bits) - 1));
-    const int of = tile.type + (row >> x_bits);
-    const int64_t line = int64_t{tile.frame} * rows + tile.row;
-    return at < width && of < types ? (line * width + at) * types + of : -1;
-  }
-};
+#else
+  __trap();  // compiled for another GPU
+#endif
+}
 
 Windows::Windows(const Problem& p, const Slab& slab)
     : frames(static_cast<int>(slab.frames)),
@@ -133,10 +214,9 @@ Windows::Windows(const Problem& p, const Slab& slab)
     if (across * down >= fewest) continue;
     fewest = across * down;
     x_bits = bits;
+    x_tiles = static_cast<int>(across);
     type_tiles = static_cast<int>(down);
   }
-  row_tiles = static_cast<int>(fewest);
-  paired = row_tiles % 2 == 0;
 }
 
 int64_t PaddedImage(const Problem& p, const Slab& slab) {
@@ -179,7 +259,8 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
     CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
         op, packed,
         Matrices(window, w.columns, w.z_taps * w.y_taps, products.value * 8), &right));
-    return LaunchMultiply<products.value>(op, exec, left, right, w, votes);
+    return LaunchProduct<WindowVotesKernel<products.value>, products.value>(
+        op, exec, std::min(w.tiles(), exec.device.processors), left, right, w, votes);
   };
   return WithProducts<8, 16, 24, 32>(CeilDivide(w.columns, w.column_tiles), launch);
 }
