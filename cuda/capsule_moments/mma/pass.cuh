@@ -326,31 +326,4 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   }
 }
 
-// Adds the partial sums of each group that several blocks share. Block (x, y) does four
-// numbers, from 4 y on, of the votes of group x's parents.
-__global__ void __launch_bounds__(kThreads)
-    FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
-  TriggerDependentLaunch();
-  GridDependencySynchronize();
-  const int group = blockIdx.x, h = blockIdx.y * 4;
-  const int block0 = d.BlockOf(group * d.chunks);
-  const int block1 = d.BlockOf((group + 1) * d.chunks - 1);
-  const ThreadCoord coord(d);
-  const int position = (group << d.windows_log2()) + coord.window;
-  if (block0 == block1 || position >= d.positions || coord.parent >= d.outs) return;
-  float sum = 0, first[4] = {}, second[4] = {};
-  for (int block = block0; block <= block1; ++block) {
-    const float* const partial =
-        out.partial + int64_t{block + group} * kSums * kThreads + threadIdx.x;
-    sum += partial[0];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      first[e] += partial[(1 + h + e) * kThreads];
-      second[e] += partial[(1 + kSize + h + e) * kThreads];
-    }
-  }
-  Finish(in, grad, out, out.gradients, int64_t{position} * d.outs + coord.parent, h,
-         sum, first, second);
-}
-
 }  // namespace capsops::capsule_moments::mma

@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "cuda/capsule_moments/inputs.cuh"
+#include "cuda/capsule_moments/mma/inputs.cuh"
 #include "cuda/common/tensor_cores.cuh"
 #include "cuda/common/warp.cuh"
 

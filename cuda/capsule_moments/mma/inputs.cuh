@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Inputs and helpers of the mma kernels, which do 4 x Q poses with Q x 4
-// weights and keep all of a parent's statistics and sums in one thread's registers.
+// Parameters of the kernels, which multiply 4 x Q poses by Q x 4 weights and keep all
+// of a parent's statistics and sums in one thread's registers.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "cuda/capsule_moments/window.cuh"
 #include "cuda/common/warp.cuh"
 
-namespace capsops::capsule_moments {
+namespace capsops::capsule_moments::mma {
 
 constexpr int kThreads = 256;
 constexpr int kSide = 4;              // rows of poses, and columns of weights
@@ -172,4 +172,4 @@ __device__ void StoreRow(const float (&from)[Q], float* to) {
   }
 }
 
-}  // namespace capsops::capsule_moments
+}  // namespace capsops::capsule_moments::mma

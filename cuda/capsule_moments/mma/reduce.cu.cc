@@ -1,15 +1,42 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels that reduce rows [position, k] to capsules.
+// Kernels that reduce what passes write: the partial sums of a group of windows, and
+// the rows [position, k] of a capsule.
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/capsule_moments/inputs.cuh"
-#include "cuda/capsule_moments/plans.cuh"
+#include "cuda/capsule_moments/mma/plan.cuh"
 #include "cuda/common/launch.cuh"
 
-namespace capsops::capsule_moments {
+namespace capsops::capsule_moments::mma {
+
+// Adds the partial sums of each group that several blocks share. Block (x, y) does four
+// numbers, from 4 y on, of the votes of group x's parents.
+__global__ void __launch_bounds__(kThreads)
+    FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
+  TriggerDependentLaunch();
+  GridDependencySynchronize();
+  const int group = blockIdx.x, h = blockIdx.y * 4;
+  const int block0 = d.BlockOf(group * d.chunks);
+  const int block1 = d.BlockOf((group + 1) * d.chunks - 1);
+  const ThreadCoord coord(d);
+  const int position = (group << d.windows_log2()) + coord.window;
+  if (block0 == block1 || position >= d.positions || coord.parent >= d.outs) return;
+  float sum = 0, first[4] = {}, second[4] = {};
+  for (int block = block0; block <= block1; ++block) {
+    const float* const partial =
+        out.partial + int64_t{block + group} * kSums * kThreads + threadIdx.x;
+    sum += partial[0];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      first[e] += partial[(1 + h + e) * kThreads];
+      second[e] += partial[(1 + kSize + h + e) * kThreads];
+    }
+  }
+  Finish(in, grad, out, out.gradients, int64_t{position} * d.outs + coord.parent, h,
+         sum, first, second);
+}
 
 // One thread per capsule merges {max, scale} of its rows, as in an online softmax, and
 // the sums of share dr.
@@ -87,6 +114,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+LaunchError FinishPass(const GpuExec& exec, const char* name, const Inputs& in,
+                       const Division& d, const Gradient& grad, const Results& out) {
+  return LaunchDependent(name, FinishKernel, dim3(d.groups, kSize / 4), kThreads, 0,
+                         exec, in, d, grad, out);
+}
+
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots) {
@@ -113,4 +146,4 @@ CAPSOPS_INSTANTIATE(__half)
 CAPSOPS_INSTANTIATE(__nv_bfloat16)
 #undef CAPSOPS_INSTANTIATE
 
-}  // namespace capsops::capsule_moments
+}  // namespace capsops::capsule_moments::mma
