@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/high_order_conv/paths.h"
@@ -25,9 +26,9 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
 }
 
 // Returns why this kernel refuses the problem, or chooses the largest tile that fits a
-// block's threads and shared memory, and returns null.
+// block's threads and shared memory, and returns "".
 template <typename S>
-const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
+std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
                    int64_t* blocks) {
   constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
@@ -70,7 +71,7 @@ const char* Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   *blocks = int64_t{w->tiles_x} * w->tiles_y;
   if (p.batch > INT32_MAX / *blocks) return kTooLarge;
   *blocks *= p.batch;
-  return nullptr;
+  return "";
 }
 
 template <auto kKernel, typename T>
@@ -88,8 +89,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
     constexpr int kSize = decltype(k)::value;
     Work w;
     int64_t blocks;
-    const char* const why = Divide<S>(exec.device, p, Pass::kForward, &w, &blocks);
-    if (why != nullptr) return Plan::Refuse(why);
+    CAPSOPS_REFUSE_IF(Divide<S>(exec.device, p, Pass::kForward, &w, &blocks));
     const int64_t bytes = Bytes<S>(w, Pass::kForward, kSize);
     return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
                              T* output, void*) {
@@ -108,11 +108,10 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
     constexpr int kSize = decltype(k)::value;
     Work of_input, of_filters;
     int64_t input_blocks, filter_blocks;
-    for (const char* const why :
-         {Divide<S>(exec.device, p, Pass::kInput, &of_input, &input_blocks),
-          Divide<S>(exec.device, p, Pass::kFilters, &of_filters, &filter_blocks)}) {
-      if (why != nullptr) return Plan::Refuse(why);
-    }
+    CAPSOPS_REFUSE_IF(
+        Divide<S>(exec.device, p, Pass::kInput, &of_input, &input_blocks));
+    CAPSOPS_REFUSE_IF(
+        Divide<S>(exec.device, p, Pass::kFilters, &of_filters, &filter_blocks));
     const int64_t input_bytes = Bytes<S>(of_input, Pass::kInput, kSize);
     const int64_t filter_bytes = Bytes<S>(of_filters, Pass::kFilters, kSize);
     return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,

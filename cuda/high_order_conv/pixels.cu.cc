@@ -7,6 +7,7 @@
 #include <cuda_pipeline.h>
 
 #include <cstdint>
+#include <string>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
@@ -172,7 +173,7 @@ inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
 
 // Returns why this kernel refuses the problem, or splits the pixels among blocks and
 // returns null. An element of filters takes `bytes` of shared memory.
-inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks) {
+inline std::string Divide(const Problem& p, int bytes, Work* w, int64_t* blocks) {
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
   if (p.channels > 1 << 24) return "there are too many channels";
@@ -188,7 +189,7 @@ inline const char* Divide(const Problem& p, int bytes, Work* w, int64_t* blocks)
   if (w->pixels == 0) return "the filters of 32 pixels do not fit in shared memory";
   w->per_pixel = p.groups * p.kernel_height * p.kernel_width;
   *blocks = CeilDivide(Pixels(p), w->pixels);
-  return *blocks <= INT32_MAX ? nullptr : kTooLarge;
+  return *blocks <= INT32_MAX ? "" : kTooLarge;
 }
 
 template <typename T>
@@ -196,9 +197,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   Work w;
   int64_t blocks;
-  if (const char* const why = Divide(p, sizeof(T), &w, &blocks)) {
-    return Plan::Refuse(why);
-  }
+  CAPSOPS_REFUSE_IF(Divide(p, sizeof(T), &w, &blocks));
   return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
                            T* output, void*) {
     return Launch(Forward::kName, GatherKernel<CudaType<T>, Accumulator<T>, false>,
@@ -214,9 +213,7 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
   using A = Accumulator<T>;
   Work w;
   int64_t blocks;
-  if (const char* const why = Divide(p, sizeof(A), &w, &blocks)) {
-    return Plan::Refuse(why);
-  }
+  CAPSOPS_REFUSE_IF(Divide(p, sizeof(A), &w, &blocks));
   return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
                            const T* filters, T* grad_input, T* grad_filters, void*) {
     CAPSOPS_RETURN_IF_ERROR(Launch(Backward::kName, GatherKernel<S, A, true>, blocks,

@@ -6,6 +6,7 @@
 // else 1. Packs are counted through all rows of a plane, so that no width wastes
 // threads. Threads share what they read through the L1 cache.
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "cuda/common/launch.cuh"
@@ -270,8 +271,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Returns why this path refuses the problem, or splits planes into blocks and returns
-// null. Kernels index a plane and a window's span with 31 bits.
-inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks) {
+// "". Kernels index a plane and a window's span with 31 bits.
+inline std::string Divide(const Problem& p, int pixels, Work* w, int64_t* blocks) {
   constexpr int64_t kMax = 1 << 30;
   if (Empty(p)) return kEmpty;
   if (!p.channels_first) return "data_format is NHWC";
@@ -297,7 +298,7 @@ inline const char* Divide(const Problem& p, int pixels, Work* w, int64_t* blocks
   w->dilation_width = p.dilation_width;
   if (p.batch > INT32_MAX / p.groups / w->blocks) return kTooLarge;
   *blocks = w->blocks * p.batch * p.groups;
-  return nullptr;
+  return "";
 }
 
 // Returns make(pixels, width, channels, work, blocks). The constants are the pixels per
@@ -309,9 +310,7 @@ Plan WithSizes(const Problem& p, const Make& make) {
     const auto with_pixels = [&](auto pixels) {
       Work w;
       int64_t blocks;
-      if (const char* const why = Divide(p, pixels, &w, &blocks)) {
-        return Plan::Refuse(why);
-      }
+      CAPSOPS_REFUSE_IF(Divide(p, pixels, &w, &blocks));
       return WithChannels<kPerStep>(w.of_group, [&](auto channels) {
         return make(pixels, width, channels, w, blocks);
       });

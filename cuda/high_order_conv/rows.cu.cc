@@ -81,8 +81,8 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
                          result, grad_filters);
 }
 
-// Returns why no kernel size can do it, or null.
-inline const char* Obstacle(const Problem& p, int64_t element_bytes) {
+// Returns why no kernel size can do it, or "".
+inline std::string Obstacle(const Problem& p, int64_t element_bytes) {
   constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
@@ -91,13 +91,13 @@ inline const char* Obstacle(const Problem& p, int64_t element_bytes) {
   if (p.dilation_height != 1 || p.dilation_width != 1) return "dilations are not 1";
   if (p.height > kMax || p.width > kMax) return kTooLarge;
   if (p.width * element_bytes % 4 != 0) return "width is odd";
-  return nullptr;
+  return "";
 }
 
 // Returns make(K, channels, work) with compile-time K and channels.
 template <typename Plan, typename T, bool kBackward, typename Make>
 Plan WithSizes(const GpuExec& exec, const Problem& p, const Make& make) {
-  if (const char* const why = Obstacle(p, sizeof(T))) return Plan::Refuse(why);
+  CAPSOPS_REFUSE_IF(Obstacle(p, sizeof(T)));
   return WithKernel<Plan, T>(p, [&](auto k) {
     const auto with_channels = [&](auto channels) {
       using S = CudaType<T>;
