@@ -16,6 +16,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -47,11 +48,25 @@ struct Call {
   std::vector<tensorflow::PartialTensorShape> results = {};  // shapes of its results
   std::vector<int32_t> values = {};                          // its by-value arguments
 
-  absl::Status AddResult(std::initializer_list<int64_t> dims) {
+  absl::Status AddResult(absl::Span<const int64_t> dims) {
     return tensorflow::PartialTensorShape::BuildPartialTensorShape(
-        absl::MakeConstSpan(dims.begin(), dims.size()), &results.emplace_back());
+        dims, &results.emplace_back());
   }
 };
+
+// Returns the call with results of these dimensions, or the status if it is an error.
+template <typename Problem>
+absl::StatusOr<Call<Problem>> MakeCall(
+    absl::Status status, const Problem& problem, std::vector<int> operands,
+    std::initializer_list<absl::Span<const int64_t>> results,
+    std::vector<int32_t> values = {}) {
+  Call<Problem> call{problem, std::move(operands), {}, std::move(values)};
+  for (const absl::Span<const int64_t> dims : results) {
+    status.Update(call.AddResult(dims));
+  }
+  if (!status.ok()) return status;
+  return call;
+}
 
 // Defaults for ops without host inputs, sum type and attributes.
 struct OpDefaults {

@@ -16,16 +16,25 @@ using tensorflow::PartialTensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+std::vector<int64_t> Sizes(absl::Span<const Axis> axes) {
+  std::vector<int64_t> sizes;
+  for (const Axis& axis : axes) sizes.push_back(*axis.dim);
+  return sizes;
+}
+
+std::string Listed(absl::Span<const Axis> axes) {
+  const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
+  return absl::StrCat(axes.size(), " [", absl::StrJoin(axes, ", ", name), "]");
+}
+
 ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
                            absl::Span<const Axis> axes) {
   if (!status_.ok() || shape.unknown_rank()) return *this;
   const bool any_rank = RuleDropped(op_, tensor, "rank");
   if (shape.dims() != static_cast<int>(axes.size())) {
     if (any_rank) return *this;
-    const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
-    status_ = absl::InvalidArgumentError(
-        absl::StrCat(op_, ": ", tensor, " must have rank ", axes.size(), " [",
-                     absl::StrJoin(axes, ", ", name), "], got ", shape.DebugString()));
+    Fail(absl::StrCat(tensor, " must have rank ", Listed(axes), ", got ",
+                      shape.DebugString()));
     return *this;
   }
   int index = 0;
@@ -33,9 +42,8 @@ ShapeRule& ShapeRule::Bind(const char* tensor, const PartialTensorShape& shape,
     const int64_t size = shape.dim_size(index);
     if (*axis.dim >= 0 && size >= 0 && !RuleDropped(op_, tensor, axis.name) &&
         *axis.dim != size) {
-      status_ = absl::InvalidArgumentError(
-          absl::StrCat(op_, ": ", tensor, " dim ", index, " (", axis.name, ") must be ",
-                       *axis.dim, ", got ", shape.DebugString()));
+      Fail(absl::StrCat(tensor, " dim ", index, " (", axis.name, ") must be ",
+                        *axis.dim, ", got ", shape.DebugString()));
       return *this;
     }
     if (*axis.dim < 0) *axis.dim = size;

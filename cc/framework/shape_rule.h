@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -25,6 +27,12 @@ struct Axis {
   const char* name;
   int64_t* dim;
 };
+
+// Returns the dimensions that axes have bound.
+std::vector<int64_t> Sizes(absl::Span<const Axis> axes);
+
+// Returns the rank and the axes as a message lists them: "2 [rows, columns]".
+std::string Listed(absl::Span<const Axis> axes);
 
 class ShapeRule {
  public:

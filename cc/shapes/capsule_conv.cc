@@ -3,11 +3,9 @@
 
 #include "cc/shapes/capsule_conv.h"
 
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 #include "cc/framework/shape_rule.h"
 
@@ -57,11 +55,6 @@ std::vector<Axis> OutputAxes(Problem& p) {
           {"pose_columns", &p.pose_columns}};
 }
 
-std::string Listed(const std::vector<Axis>& axes) {
-  const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
-  return absl::StrCat(axes.size(), " [", absl::StrJoin(axes, ", ", name), "]");
-}
-
 // Returns the rank that all tensors must have, which is that of the first tensor of
 // known rank, or -1 if none is known.
 int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
@@ -81,9 +74,7 @@ int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
 absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shape) {
   if (rank < 0) return absl::OkStatus();
   if (rank == kRank) axes.erase(axes.begin() + kDepthAxis);
-  std::vector<int64_t> dims;
-  for (const Axis& axis : axes) dims.push_back(*axis.dim);
-  return PartialTensorShape::BuildPartialTensorShape(dims, shape);
+  return PartialTensorShape::BuildPartialTensorShape(Sizes(axes), shape);
 }
 
 // Binds all shapes. The names are those of the tensors or of the size vectors that

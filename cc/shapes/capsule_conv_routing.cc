@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -42,11 +41,6 @@ Axes Joined(Axes first, const Axes& more) {
   return first;
 }
 
-std::string Listed(const Axes& axes) {
-  const auto name = [](std::string* out, const Axis& axis) { *out += axis.name; };
-  return absl::StrCat(axes.size(), " [", absl::StrJoin(axes, ", ", name), "]");
-}
-
 // The axes of each tensor. Weights that all types share have no axis of types.
 struct TensorAxes {
   Axes input, weights, shared_weights, bias, logits, output;
@@ -68,13 +62,6 @@ struct TensorAxes {
     output = Joined(Joined({{"batch", &p.batch}}, out), bias);
   }
 };
-
-absl::Status AddResult(Call<Problem>& call, const Axes& axes) {
-  std::vector<int64_t> dims;
-  for (const Axis& axis : axes) dims.push_back(*axis.dim);
-  return PartialTensorShape::BuildPartialTensorShape(dims,
-                                                     &call.results.emplace_back());
-}
 
 // Requires that the numbers which routing keeps of a pixel can be counted in 64 bits.
 // Unknown dimensions and dimensions of 0 count as 1.
@@ -146,18 +133,19 @@ absl::StatusOr<Call<Problem>> ResolveAll(const char* op, const OpInputs& inputs,
   if (!rule.status().ok()) return rule.status();
   call.operands = {0, 1, 2, 3};
   if (!gradient) {
-    TF_RETURN_IF_ERROR(AddResult(call, axes.output));
+    TF_RETURN_IF_ERROR(call.AddResult(Sizes(axes.output)));
     return call;
   }
   call.operands.push_back(4);
-  TF_RETURN_IF_ERROR(AddResult(call, axes.input));
+  TF_RETURN_IF_ERROR(call.AddResult(Sizes(axes.input)));
   if (weights.unknown_rank()) {
     call.results.emplace_back();
   } else {
-    TF_RETURN_IF_ERROR(AddResult(call, per_type ? axes.weights : axes.shared_weights));
+    TF_RETURN_IF_ERROR(
+        call.AddResult(Sizes(per_type ? axes.weights : axes.shared_weights)));
   }
-  TF_RETURN_IF_ERROR(AddResult(call, axes.bias));
-  TF_RETURN_IF_ERROR(AddResult(call, axes.logits));
+  TF_RETURN_IF_ERROR(call.AddResult(Sizes(axes.bias)));
+  TF_RETURN_IF_ERROR(call.AddResult(Sizes(axes.logits)));
   return call;
 }
 

@@ -101,11 +101,9 @@ void BindForOrder(ShapeRule& rule, const char* name, const PartialTensorShape& s
 absl::Status AddOptional(Call<Problem>& call, int64_t present,
                          const std::vector<Axis>& axes) {
   if (present == 0) return call.AddResult({0});
-  PartialTensorShape& shape = call.results.emplace_back();
-  if (present < 0) return absl::OkStatus();
-  std::vector<int64_t> dims;
-  for (const Axis& axis : axes) dims.push_back(*axis.dim);
-  return PartialTensorShape::BuildPartialTensorShape(dims, &shape);
+  if (present == 1) return call.AddResult(Sizes(axes));
+  call.results.emplace_back();
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -152,12 +150,9 @@ absl::StatusOr<Call<Problem>> SharesOp::Resolve(const OpInputs& inputs) const {
   Problem p;
   ShapeRule rule(kName);
   BindInputs(rule, attributes, inputs, 0, p);
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1, 2, 3, 4, 5, 6, 7}};
-  TF_RETURN_IF_ERROR(
-      call.AddResult({p.batch, p.out_height, p.out_width, p.kernel_height,
-                      p.kernel_width, p.in_channels, p.out_channels}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1, 2, 3, 4, 5, 6, 7},
+                  {{p.batch, p.out_height, p.out_width, p.kernel_height, p.kernel_width,
+                    p.in_channels, p.out_channels}});
 }
 
 }  // namespace capsops::capsule_moments

@@ -3,8 +3,6 @@
 
 #include "cc/shapes/capsule_prediction.h"
 
-#include "tensorflow/core/platform/errors.h"
-
 #include "cc/framework/shape_rule.h"
 
 namespace capsops::capsule_prediction {
@@ -29,10 +27,8 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   Problem p;
   ShapeRule rule(kName);
   BindOperands(rule, p, inputs.shape(0), inputs.shape(1));
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1}};
-  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.out_caps, p.out_dim}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1},
+                  {{p.batch, p.in_caps, p.out_caps, p.out_dim}});
 }
 
 absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
@@ -44,11 +40,9 @@ absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const 
              {"out_caps", &p.out_caps},
              {"out_dim", &p.out_dim}});
   BindOperands(rule, p, inputs.shape(1), inputs.shape(2));
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1, 2}};
-  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.in_dim}));
-  TF_RETURN_IF_ERROR(call.AddResult({p.in_caps, p.out_caps, p.out_dim, p.in_dim}));
-  return call;
+  return MakeCall(
+      rule.status(), p, {0, 1, 2},
+      {{p.batch, p.in_caps, p.in_dim}, {p.in_caps, p.out_caps, p.out_dim, p.in_dim}});
 }
 
 }  // namespace capsops::capsule_prediction

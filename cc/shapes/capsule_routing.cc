@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/platform/errors.h"
 
 #include "cc/framework/shape_rule.h"
 
@@ -70,11 +69,9 @@ absl::StatusOr<Call<Problem>> ForwardWithSumsOp::Resolve(const OpInputs& inputs)
   p.iterations = iterations;
   CheckSums(rule, p, "iterations");
   SetEpsilon(rule, p, epsilon);
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1, 2}};
-  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.out_caps, p.out_dim}));
-  TF_RETURN_IF_ERROR(call.AddResult({p.iterations, p.batch, p.out_caps, p.out_dim}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1, 2},
+                  {{p.batch, p.out_caps, p.out_dim},
+                   {p.iterations, p.batch, p.out_caps, p.out_dim}});
 }
 
 absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
@@ -90,12 +87,10 @@ absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const 
   });
   CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1, 2, 3, 4}};
-  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.in_dim}));
-  TF_RETURN_IF_ERROR(call.AddResult({p.in_caps, p.out_caps, p.out_dim, p.in_dim}));
-  TF_RETURN_IF_ERROR(call.AddResult({p.in_caps, p.out_caps}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1, 2, 3, 4},
+                  {{p.batch, p.in_caps, p.in_dim},
+                   {p.in_caps, p.out_caps, p.out_dim, p.in_dim},
+                   {p.in_caps, p.out_caps}});
 }
 
 absl::StatusOr<Call<Problem>> CoefficientsOp::Resolve(const OpInputs& inputs) const {
@@ -105,10 +100,7 @@ absl::StatusOr<Call<Problem>> CoefficientsOp::Resolve(const OpInputs& inputs) co
   BindSums(rule, p, inputs.shape(3));
   CheckSums(rule, p);
   SetEpsilon(rule, p, epsilon);
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1, 2, 3}};
-  TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.in_caps, p.out_caps}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1, 2, 3}, {{p.batch, p.in_caps, p.out_caps}});
 }
 
 }  // namespace capsops::capsule_routing

@@ -89,47 +89,34 @@ absl::Status AddResult(int64_t last, Call<Problem>* call) {
 
 }  // namespace
 
-absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
-                                const PartialTensorShape& filters,
-                                const Attributes& attributes) {
+absl::StatusOr<Problem> Resolve(
+    const char* op,
+    std::initializer_list<std::pair<const char*, PartialTensorShape>> images,
+    const PartialTensorShape& filters, const Attributes& attributes) {
   Problem p;
-  ShapeRule rule("HighOrderConv");
+  ShapeRule rule(op);
   SetAttributes(rule, p, attributes);
-  if (rule.status().ok()) {
-    BindImage(rule, p, "input", input);
-    BindFilters(rule, p, filters);
-  }
   if (!rule.status().ok()) return rule.status();
-  return p;
-}
-
-absl::StatusOr<Problem> ResolveGrad(const PartialTensorShape& grad,
-                                    const PartialTensorShape& input,
-                                    const PartialTensorShape& filters,
-                                    const Attributes& attributes) {
-  Problem p;
-  ShapeRule rule("HighOrderConvGrad");
-  SetAttributes(rule, p, attributes);
-  if (rule.status().ok()) {
-    BindImage(rule, p, "grad", grad);
-    BindImage(rule, p, "input", input);
-    BindFilters(rule, p, filters);
-  }
+  for (const auto& [name, shape] : images) BindImage(rule, p, name, shape);
+  BindFilters(rule, p, filters);
   if (!rule.status().ok()) return rule.status();
   return p;
 }
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
-  TF_ASSIGN_OR_RETURN(const auto p, high_order_conv::Resolve(
-                                        inputs.shape(0), inputs.shape(1), attributes));
+  TF_ASSIGN_OR_RETURN(const auto p,
+                      high_order_conv::Resolve(kName, {{"input", inputs.shape(0)}},
+                                               inputs.shape(1), attributes));
   Call<Problem> call{p, {0, 1}};
   TF_RETURN_IF_ERROR(AddResult(p.channels, &call));
   return call;
 }
 
 absl::StatusOr<Call<Problem>> BackwardOp::Resolve(const OpInputs& inputs) const {
-  TF_ASSIGN_OR_RETURN(const auto p, ResolveGrad(inputs.shape(0), inputs.shape(1),
-                                                inputs.shape(2), attributes));
+  TF_ASSIGN_OR_RETURN(
+      const auto p, high_order_conv::Resolve(
+                        kName, {{"grad", inputs.shape(0)}, {"input", inputs.shape(1)}},
+                        inputs.shape(2), attributes));
   Call<Problem> call{p, {0, 1, 2}};
   TF_RETURN_IF_ERROR(AddResult(p.channels, &call));
   TF_RETURN_IF_ERROR(AddResult(Depth(p), &call));

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,15 +36,12 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return status;
 }
 
-absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
-                                const tensorflow::PartialTensorShape& filters,
-                                const Attributes& attributes);
-
-// `grad` must have the shape of the output, which is also that of the input.
-absl::StatusOr<Problem> ResolveGrad(const tensorflow::PartialTensorShape& grad,
-                                    const tensorflow::PartialTensorShape& input,
-                                    const tensorflow::PartialTensorShape& filters,
-                                    const Attributes& attributes);
+// Checks the shapes of `op`. `images` are tensors of the input's shape, by name.
+absl::StatusOr<Problem> Resolve(
+    const char* op,
+    std::initializer_list<std::pair<const char*, tensorflow::PartialTensorShape>>
+        images,
+    const tensorflow::PartialTensorShape& filters, const Attributes& attributes);
 
 struct ForwardOp : Forward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;

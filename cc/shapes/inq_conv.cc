@@ -14,14 +14,13 @@ using tensorflow::PartialTensorShape;
 
 // Binds all shapes. `input_name` names the input or the size vector that stands for it.
 // A `grad` of unknown rank allows any output.
-absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
-                                       const PartialTensorShape& input,
-                                       const PartialTensorShape& codes,
-                                       const PartialTensorShape& top_exponent,
-                                       const PartialTensorShape& grad,
-                                       const Attributes& attributes) {
-  Convolution conv;
-  Problem& p = conv.problem;
+absl::StatusOr<Problem> ResolveAll(const char* op, const char* input_name,
+                                   const PartialTensorShape& input,
+                                   const PartialTensorShape& codes,
+                                   const PartialTensorShape& top_exponent,
+                                   const PartialTensorShape& grad,
+                                   const Attributes& attributes) {
+  Problem p;
   ShapeRule rule(op);
   rule.Require(attributes.bits >= 2 && attributes.bits <= 8, [&] {
     return absl::StrCat("bits must be from 2 to 8, got ", attributes.bits);
@@ -45,39 +44,36 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
              {"out_width", &p.out_width},
              {"out_channels", &p.out_channels}});
   if (!rule.status().ok()) return rule.status();
-  absl::Status status = PartialTensorShape::BuildPartialTensorShape(
-      {p.batch, p.in_height, p.in_width, p.in_channels}, &conv.input);
-  status.Update(PartialTensorShape::BuildPartialTensorShape(
-      {p.batch, p.out_height, p.out_width, p.out_channels}, &conv.output));
-  if (!status.ok()) return status;
-  return conv;
+  return p;
 }
 
 }  // namespace
 
-absl::StatusOr<Convolution> Resolve(const PartialTensorShape& input,
-                                    const PartialTensorShape& codes,
-                                    const PartialTensorShape& top_exponent,
-                                    const Attributes& attributes, const char* op) {
+absl::StatusOr<Problem> Resolve(const PartialTensorShape& input,
+                                const PartialTensorShape& codes,
+                                const PartialTensorShape& top_exponent,
+                                const Attributes& attributes, const char* op) {
   return ResolveAll(op, "input", input, codes, top_exponent, PartialTensorShape(),
                     attributes);
 }
 
 absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
-  TF_ASSIGN_OR_RETURN(
-      const auto conv,
-      inq_conv::Resolve(inputs.shape(0), inputs.shape(1), inputs.shape(2), attributes));
+  TF_ASSIGN_OR_RETURN(const auto p, inq_conv::Resolve(inputs.shape(0), inputs.shape(1),
+                                                      inputs.shape(2), attributes));
   TF_ASSIGN_OR_RETURN(const auto top_exponent, inputs.Value(2));
-  return Call<Problem>{conv.problem, {0, 1}, {conv.output}, {top_exponent}};
+  return MakeCall(absl::OkStatus(), p, {0, 1},
+                  {{p.batch, p.out_height, p.out_width, p.out_channels}},
+                  {top_exponent});
 }
 
 absl::StatusOr<Call<Problem>> BackpropInputOp::Resolve(const OpInputs& inputs) const {
   TF_ASSIGN_OR_RETURN(const auto input, inputs.ShapeIn(0, kName, "input_sizes"));
-  TF_ASSIGN_OR_RETURN(const auto conv,
+  TF_ASSIGN_OR_RETURN(const auto p,
                       ResolveAll(kName, "input_sizes", input, inputs.shape(1),
                                  inputs.shape(2), inputs.shape(3), attributes));
   TF_ASSIGN_OR_RETURN(const auto top_exponent, inputs.Value(2));
-  return Call<Problem>{conv.problem, {3, 1}, {conv.input}, {top_exponent}};
+  return MakeCall(absl::OkStatus(), p, {3, 1},
+                  {{p.batch, p.in_height, p.in_width, p.in_channels}}, {top_exponent});
 }
 
 }  // namespace capsops::inq_conv

@@ -29,19 +29,12 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return status;
 }
 
-// A problem and the shapes of two of its tensors, of rank 4.
-struct Convolution {
-  Problem problem;
-  tensorflow::PartialTensorShape input;
-  tensorflow::PartialTensorShape output;
-};
-
 // `op` is for messages.
-absl::StatusOr<Convolution> Resolve(const tensorflow::PartialTensorShape& input,
-                                    const tensorflow::PartialTensorShape& codes,
-                                    const tensorflow::PartialTensorShape& top_exponent,
-                                    const Attributes& attributes,
-                                    const char* op = Forward::kName);
+absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
+                                const tensorflow::PartialTensorShape& codes,
+                                const tensorflow::PartialTensorShape& top_exponent,
+                                const Attributes& attributes,
+                                const char* op = Forward::kName);
 
 struct ForwardOp : Forward, OpWith<Attributes> {
   static constexpr const char* kOp = kName;

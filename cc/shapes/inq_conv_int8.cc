@@ -24,7 +24,7 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
       const auto conv,
       inq_conv::Resolve(inputs.shape(0), inputs.shape(1),
                         tensorflow::PartialTensorShape(), attributes, kName));
-  Problem p{conv.problem};
+  Problem p{conv};
   rule.Bind("scale", inputs.shape(2), {});
   rule.Bind("zero_point", inputs.shape(3), {});
   rule.Bind("multipliers", inputs.shape(4), {{"out_channels", &p.out_channels}});
@@ -43,11 +43,8 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
   rule.Require(zero_point >= 0 && zero_point <= 255, [&] {
     return absl::StrCat("zero_point must be from 0 to 255, got ", zero_point);
   });
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1, 2, 4}, {}, {zero_point}};
-  TF_RETURN_IF_ERROR(
-      call.AddResult({p.batch, p.out_height, p.out_width, p.out_channels}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1, 2, 4},
+                  {{p.batch, p.out_height, p.out_width, p.out_channels}}, {zero_point});
 }
 
 }  // namespace capsops::inq_conv_int8

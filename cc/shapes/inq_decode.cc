@@ -4,7 +4,6 @@
 #include "cc/shapes/inq_decode.h"
 
 #include "absl/strings/str_cat.h"
-#include "tensorflow/core/platform/errors.h"
 
 #include "cc/framework/shape_rule.h"
 
@@ -19,10 +18,7 @@ absl::StatusOr<Call<Problem>> DecodeOp::Resolve(const OpInputs& inputs) const {
   p.bits = attributes.bits;
   rule.Bind("codes", inputs.shape(0), {{"rows", &p.rows}, {"columns", &p.columns}});
   rule.Bind("scales", inputs.shape(1), {{"columns", &p.columns}});
-  if (!rule.status().ok()) return rule.status();
-  Call<Problem> call{p, {0, 1}};
-  TF_RETURN_IF_ERROR(call.AddResult({p.rows, p.columns}));
-  return call;
+  return MakeCall(rule.status(), p, {0, 1}, {{p.rows, p.columns}});
 }
 
 }  // namespace capsops::inq_decode

@@ -48,12 +48,16 @@ struct StudyOp : OpBase<Problem>, OpDefaults {
     return ctx->GetAttr("kernel_size", &attributes.kernel_size);
   }
 
-  // Refuses a problem that the scheme does not support. Unknown dimensions (-1) pass.
-  static absl::StatusOr<Problem> CheckSupported(const char* op,
-                                                absl::StatusOr<Problem> problem) {
-    if (!problem.ok()) return problem;
-    const std::string reason = Unsupported(*problem);
-    return ErrorIf(reason, op, std::move(problem));
+  // Checks the shapes by HighOrderConv's rule, and refuses a problem that the scheme
+  // does not support. Unknown dimensions (-1) pass.
+  absl::StatusOr<Problem> ResolveAll(
+      const char* op,
+      std::initializer_list<std::pair<const char*, PartialTensorShape>> images,
+      const PartialTensorShape& filters) const {
+    TF_ASSIGN_OR_RETURN(const Problem problem,
+                        capsops::high_order_conv::Resolve("HighOrderConv", images,
+                                                          filters, attributes));
+    return ErrorIf<Problem>(Unsupported(problem), op, problem);
   }
 
   capsops::high_order_conv::Attributes attributes;
@@ -64,12 +68,10 @@ struct ForwardOp : StudyOp {
 
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
     TF_ASSIGN_OR_RETURN(const auto filters, FiltersOf(kName, inputs.shape(1)));
-    TF_ASSIGN_OR_RETURN(
-        const auto p, CheckSupported(kName, capsops::high_order_conv::Resolve(
-                                                inputs.shape(0), filters, attributes)));
-    Call<Problem> call{p, {0, 1}};
-    TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.channels, p.height, p.width}));
-    return call;
+    TF_ASSIGN_OR_RETURN(const auto p,
+                        ResolveAll(kName, {{"input", inputs.shape(0)}}, filters));
+    return MakeCall(absl::OkStatus(), p, {0, 1},
+                    {{p.batch, p.channels, p.height, p.width}});
   }
   template <typename T, typename Exec>
   static auto MakePlan(const Exec&, const Problem& p) {
@@ -85,15 +87,14 @@ struct BackwardOp : StudyOp {
 
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
     TF_ASSIGN_OR_RETURN(const auto filters, FiltersOf(kName, inputs.shape(2)));
-    TF_ASSIGN_OR_RETURN(const auto p,
-                        CheckSupported(kName, capsops::high_order_conv::ResolveGrad(
-                                                  inputs.shape(0), inputs.shape(1),
-                                                  filters, attributes)));
-    Call<Problem> call{p, {0, 1, 2}};
-    TF_RETURN_IF_ERROR(call.AddResult({p.batch, p.channels, p.height, p.width}));
-    TF_RETURN_IF_ERROR(call.AddResult(
-        {p.kernel_height * p.kernel_width, p.batch, 1, p.height, p.width}));
-    return call;
+    TF_ASSIGN_OR_RETURN(
+        const auto p,
+        ResolveAll(kName, {{"grad", inputs.shape(0)}, {"input", inputs.shape(1)}},
+                   filters));
+    return MakeCall(
+        absl::OkStatus(), p, {0, 1, 2},
+        {{p.batch, p.channels, p.height, p.width},
+         {p.kernel_height * p.kernel_width, p.batch, 1, p.height, p.width}});
   }
   template <typename T, typename Exec>
   static auto MakePlan(const Exec&, const Problem& p) {

@@ -5,6 +5,7 @@
 // paper's serial program. Shapes are checked by InqConv's own rule, then by the scheme.
 #include "cuda/studies/inq_conv.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -83,25 +84,24 @@ struct StudyOp : OpBase<SchemeProblem>, OpDefaults {
 
   // Refuses a problem that the kernel does not support, once all dimensions are known.
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const {
-    TF_ASSIGN_OR_RETURN(const auto conv,
+    TF_ASSIGN_OR_RETURN(const auto p,
                         capsops::inq_conv::Resolve(inputs.shape(0), inputs.shape(1),
                                                    inputs.shape(2), attributes));
-    const auto& p = conv.problem;
     ShapeRule rule(kName);
     const int most = attributes.bits == 2 ? 1 : attributes.bits == 3 ? 2 : kMostPowers;
     rule.Require(powers >= 1 && powers <= most,
                  absl::StrCat("powers must be from 1 to ", most, " with ",
                               attributes.bits, " bits, got ", powers));
-    if (conv.input.IsFullyDefined() && inputs.shape(1).IsFullyDefined()) {
+    if (std::min({p.batch, p.in_height, p.in_width, p.in_channels}) >= 0 &&
+        inputs.shape(1).IsFullyDefined()) {
       const std::string reason = Unsupported(p);
       rule.Require(reason.empty(), absl::StrCat("kernel ", kernel, ": ", reason));
     }
     if (!rule.status().ok()) return rule.status();
     TF_ASSIGN_OR_RETURN(const auto top_exponent, inputs.Value(2));
-    Call<Problem> call{{p, scheme, powers}, {0, 1}, {}, {top_exponent}};
-    TF_RETURN_IF_ERROR(
-        call.AddResult({p.batch, p.out_channels, p.out_height, p.out_width}));
-    return call;
+    return MakeCall(absl::OkStatus(), SchemeProblem{p, scheme, powers}, {0, 1},
+                    {{p.batch, p.out_channels, p.out_height, p.out_width}},
+                    {top_exponent});
   }
 
   template <typename T, typename Exec>
