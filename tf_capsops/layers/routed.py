@@ -7,6 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.masks import seen_capsules, without_masked
@@ -188,12 +189,14 @@ def _seen(activations, weights, shares, window):
 def _fixed_shares(weights, normalize, dtype, prior=None, **statistics):
     """Returns the shares `[..., C, O]` of pairs if votes do not change them, or None.
 
-    A prior of a wrong shape is left to the op, which says what is wrong.
+    A prior of a wrong shape is left to the op, which says what is wrong. So are equal
+    shares in portable graphs: TFLite adds them up wrongly as convolutions.
     """
     given = any(each is not None for each in statistics.values())
     if normalize == "none" and not given and prior is not None:
         return prior if prior.shape == weights.shape[:-2] else None
-    if normalize == "parents" and not given and prior is None:
+    is_equal = normalize == "parents" and not given and prior is None
+    if is_equal and not _portable.is_on():
         parents = weights.shape[-3]
         return tf.fill(dimensions(weights)[:-2], tf.constant(1 / parents, dtype))
     return None
