@@ -190,7 +190,7 @@ def _fixed_shares(weights, normalize, dtype, prior=None, **statistics):
     """Returns the shares `[..., C, O]` of pairs if votes do not change them, or None.
 
     A prior of a wrong shape is left to the op, which says what is wrong. So are equal
-    shares in portable graphs: TFLite adds them up wrongly as convolutions.
+    shares in portable graphs: TFLite models of their convolutions gave wrong results.
     """
     given = any(each is not None for each in statistics.values())
     if normalize == "none" and not given and prior is not None:
