@@ -67,6 +67,21 @@ def test_a_mask_is_of_the_picture_that_is_seen(number, tmp_path):
             data.load(tmp_path / "train", image_size=size)
 
 
+def test_batches_are_made_without_python(tmp_path):
+    """Python would decode one picture at a time, on however many cores."""
+    for name in ("cat", "dog"):
+        for number in (1, 6):
+            _write(tmp_path / name / f"{number}.jpg", number)
+    samples = data.load(tmp_path, image_size=16).train
+    graph = tf.function(samples.make).get_concrete_function(
+        tf.TensorSpec([None], tf.int32), samples.draws(0)
+    ).graph.as_graph_def()
+    functions = [graph, *graph.library.function]
+    nodes = [[*getattr(each, "node", ()), *getattr(each, "node_def", ())] for each in functions]
+    kinds = {node.op for each in nodes for node in each}
+    assert "DecodeImage" in kinds and not any("PyFunc" in kind for kind in kinds)
+
+
 @pytest.mark.parametrize("order", ["little", "big"])
 @pytest.mark.parametrize("number", _SEEN)
 def test_a_picture_is_turned_upright(number, order, tmp_path):

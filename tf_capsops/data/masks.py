@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops import _console
-from tf_capsops.data import orientation, pairs, pictures
+from tf_capsops.data import pairs, pictures
 from tf_capsops.data.samples import on_processor
 
 _PNG = b"\x89PNG\r\n\x1a\n"  # that a file begins with
@@ -34,11 +34,12 @@ class MaskedSamples(pictures.PictureSamples):
       paths: of the pictures' files.
       masks: of their masks' files.
       image_shape: (height, width, channels) that the pictures are converted to.
+      orientations: of the pictures, as `pictures.look_at` returns them.
       classes: the number of the class of each grey, `[256]`.
     """
 
-    def __init__(self, paths, masks, image_shape, classes):
-        super().__init__(paths, np.zeros(len(paths)), image_shape)
+    def __init__(self, paths, masks, image_shape, orientations, classes):
+        super().__init__(paths, np.zeros(len(paths)), image_shape, orientations)
         self._mask_files, self._greys = np.asarray(masks, np.object_), classes
         self._masks, self._classes = on_processor(
             np.array([os.fsencode(path) for path in masks], np.object_),
@@ -60,8 +61,13 @@ class MaskedSamples(pictures.PictureSamples):
 
     def only(self, indices):
         """Returns the samples with these numbers."""
-        paths, masks = self._files[indices], self._mask_files[indices]
-        return MaskedSamples(paths, masks, self._image_shape, self._greys)
+        return MaskedSamples(
+            self._files[indices],
+            self._mask_files[indices],
+            self._image_shape,
+            self._orientations.numpy()[indices],
+            self._greys,
+        )
 
 
 def load(
@@ -90,7 +96,8 @@ def load(
     trained, tested, share = pairs.find(kind, folder, seed, test_share, training)
     paths = np.array(trained + tested, np.object_).reshape(-1, 2)
     is_training = np.arange(len(paths)) < len(trained)
-    shapes, mask_shapes = map(pictures.shapes_of, paths.T)
+    shapes, orientations = pictures.look_at(paths[:, 0])
+    mask_shapes, _ = pictures.look_at(paths[:, 1])
     good = (shapes[:, 0] > 0) & (mask_shapes[:, 0] > 0)
     broken = paths[:, 0][shapes[:, 0] == 0], paths[:, 1][mask_shapes[:, 0] == 0]
     skipped = np.concatenate(broken).tolist()
@@ -101,8 +108,14 @@ def load(
     for path, (*_, channels) in zip(paths[good, 1], mask_shapes[good]):
         _check_form(path, channels)
     other = (shapes != mask_shapes)[:, :2].any(axis=1) & good
-    for image, mask in paths[other & (shapes[:, :2] == mask_shapes[:, 1::-1]).all(1)]:
-        _check_turned(image, mask)
+    exchanged = (shapes[:, :2] == mask_shapes[:, 1::-1]).all(axis=1)
+    turned = other & exchanged & (orientations > 4)
+    if turned.any():
+        image, mask = paths[turned.argmax()]
+        raise ValueError(
+            f"{image} is turned upright, as its Exif part says, and {mask} is not: "
+            "write a mask of what is seen, or a picture without that part"
+        )
     if other.any() and image_size is None:
         image, mask = paths[other.argmax()]
         raise ValueError(
@@ -113,7 +126,7 @@ def load(
     masks = paths[good & is_training, 1], paths[good & ~is_training, 1]
     names, classes = pairs.classes(kind, folder, *masks, class_names, _greys_of)
     train, test = (
-        MaskedSamples(*paths[part].T, shape, classes)
+        MaskedSamples(*paths[part].T, shape, orientations[part], classes)
         for part in (good & is_training, good & ~is_training)
     )
     options = {
@@ -144,16 +157,6 @@ def _check_form(path, channels):
         )
 
 
-def _check_turned(image, mask):
-    """Raises a ValueError if a picture is turned upright, and its mask was not."""
-    with open(image, "rb") as file:
-        if orientation.orientation(file.read(orientation.HEADER)) > 4:
-            raise ValueError(
-                f"{image} is turned upright, as its Exif part says, and {mask} is not: "
-                "write a mask of what is seen, or a picture without that part"
-            )
-
-
 def _grey(path):
     """Returns a mask's greys, uint8 `[H, W, 1]`."""
     greys = tf.io.decode_image(
@@ -175,8 +178,8 @@ def _greys_of(path):
 def like(path, classes):
     """Returns classes `[H, W]` in the size of a picture, that of the nearest pixel."""
     with tf.device("CPU:0"):
-        size = tf.shape(pictures.pixels(os.fsencode(path)))[:2]
-        return _resized(classes[..., np.newaxis], size).numpy()[..., 0]
+        (shape,), _ = pictures.look_at([path])
+        return _resized(classes[..., np.newaxis], shape[:2]).numpy()[..., 0]
 
 
 def write_png(path, image):

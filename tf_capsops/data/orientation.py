@@ -6,7 +6,6 @@ A camera that is held upright writes the rows of its sensor as they are, and in 
 part of the JPEG file how to turn them. TensorFlow decodes the rows.
 """
 
-import numpy as np
 import tensorflow as tf
 
 HEADER = 1 << 17  # bytes of a file in which its Exif part begins and ends
@@ -18,16 +17,14 @@ _FLIPPED = (3, 4, 7, 8), (2, 3, 6, 7)
 _ORDERS = {b"II": "little", b"MM": "big"}
 
 
-def upright(picture, contents):
+def upright(picture, number):
     """Returns a picture `[H, W, C]` as it is to be seen.
 
     Args:
       picture: decoded from a file.
-      contents: a string tensor, the file's.
+      number: the `orientation` of the file, a scalar.
     """
-    header = tf.strings.substr(contents, 0, HEADER)
-    number = tf.numpy_function(_read, [header], tf.int32, stateful=False)
-    number = tf.ensure_shape(number, [])
+    number = tf.convert_to_tensor(number)
 
     def turned():
         swapped = number > 4
@@ -40,9 +37,10 @@ def upright(picture, contents):
     return tf.cond(number > 1, turned, lambda: picture)
 
 
-def _read(header):
-    # Bytes in a graph, and an array of them outside.
-    return np.int32(orientation(np.array(header, np.object_).item()))
+def of_file(path):
+    """Returns the `orientation` of the picture in a file."""
+    with open(path, "rb") as file:
+        return orientation(file.read(HEADER))
 
 
 def orientation(contents):

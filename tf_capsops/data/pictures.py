@@ -79,14 +79,18 @@ class PictureSamples(Samples):
       paths: of the files.
       labels: as many class numbers.
       image_shape: (height, width, channels) that they are converted to.
+      orientations: of the pictures, as `look_at` returns them. They are not read with
+        the pictures: TensorFlow cannot, and Python would do one picture at a time.
     """
 
-    def __init__(self, paths, labels, image_shape):
+    def __init__(self, paths, labels, image_shape, orientations):
         super().__init__(np.asarray(labels, np.int32))
         self._files = np.asarray(paths, np.object_)
         self._image_shape = image_shape
-        self._paths, self._labels = on_processor(
-            np.array([os.fsencode(path) for path in paths], np.object_), self.labels
+        self._paths, self._labels, self._orientations = on_processor(
+            np.array([os.fsencode(path) for path in paths], np.object_),
+            self.labels,
+            orientations,
         )
 
     def draws(self, epoch):
@@ -94,16 +98,20 @@ class PictureSamples(Samples):
 
     def make(self, indices, draws):
         images = tf.map_fn(
-            lambda path: decoded(path, self._image_shape),
-            tf.gather(self._paths, indices),
+            lambda picture: decoded(*picture, self._image_shape),
+            (tf.gather(self._paths, indices), tf.gather(self._orientations, indices)),
             fn_output_signature=tf.TensorSpec(self._image_shape),
         )
         return images, tf.gather(self._labels, indices)
 
     def only(self, indices):
         """Returns the samples with these numbers."""
-        paths, labels = self._files[indices], self.labels[indices]
-        return PictureSamples(paths, labels, self._image_shape)
+        return PictureSamples(
+            self._files[indices],
+            self.labels[indices],
+            self._image_shape,
+            self._orientations.numpy()[indices],
+        )
 
 
 def load(
@@ -133,7 +141,7 @@ def load(
     paths = np.array(trained.paths + tested.paths, np.object_)
     labels = np.array(trained.labels + tested.labels, np.int32)
     is_training = np.arange(len(paths)) < len(trained.paths)
-    shapes = shapes_of(paths)
+    shapes, orientations = look_at(paths)
     good = shapes[:, 0] > 0
     check_broken(paths[~good], skip_broken)
     _check_classes(paths, labels, is_training, good)
@@ -142,7 +150,7 @@ def load(
         warn_of_skipped(skipped)
     shape = image_shape(paths[good], shapes[good], image_size, color_mode)
     train, test = (
-        PictureSamples(paths[part], labels[part], shape)
+        PictureSamples(paths[part], labels[part], shape, orientations[part])
         for part in (good & is_training, good & ~is_training)
     )
     options = {
@@ -187,23 +195,26 @@ def _read(path, image_shape):
         raise ValueError(f"there is no file {path}")
     try:
         with _console.without_log_lines(), tf.device("CPU:0"):
-            return decoded(os.fsencode(path), image_shape).numpy()
-    except tf.errors.PermissionDeniedError as error:
+            number = orientation.of_file(path)
+            return decoded(os.fsencode(path), number, image_shape).numpy()
+    except PermissionError as error:
         raise ValueError(f"{path} may not be read") from error
     except tf.errors.OpError as error:
         raise ValueError(f"{path} is no picture that can be read") from error
 
 
-def decoded(path, image_shape):
+def decoded(path, number, image_shape):
     """Returns the picture in a file, `[H, W, C]`, as numbers from 0 to 1.
 
     Args:
       path: a string tensor.
+      number: the picture's orientation.
       image_shape: (height, width, channels); a height and width of None are those of
         the picture.
     """
     *size, channels = image_shape
-    picture = _with_channels(pixels(path), channels)
+    picture = orientation.upright(_pixels(tf.io.read_file(path)), number)
+    picture = _with_channels(picture, channels)
     if None in size:
         return picture / 255
 
@@ -216,11 +227,9 @@ def decoded(path, image_shape):
     return tf.ensure_shape(tf.clip_by_value(picture / 255, 0.0, 1.0), image_shape)
 
 
-def pixels(path):
-    """Returns what is in a picture's file, uint8 `[H, W, C]`, upright."""
-    contents = tf.io.read_file(path)
-    picture = tf.io.decode_image(contents, expand_animations=False)
-    return orientation.upright(picture, contents)
+def _pixels(contents):
+    """Returns what a picture's file has, uint8 `[H, W, C]`, as it was written."""
+    return tf.io.decode_image(contents, expand_animations=False)
 
 
 def _with_channels(picture, channels):
@@ -239,20 +248,33 @@ def _with_channels(picture, channels):
     )
 
 
-def shapes_of(paths):
-    """Returns height, width and channels of each picture, zeros where it is broken."""
+def look_at(paths):
+    """Returns height, width and channels of pictures, upright, and their orientations.
 
-    def shape(number, path):
-        return number, tf.shape(pixels(path))
+    Args:
+      paths: of the files.
+
+    Returns:
+      NumPy arrays `[N, 3]` and `[N]`, zeros where a file is broken.
+    """
+
+    def look(index, path):
+        contents = tf.io.read_file(path)
+        header = tf.strings.substr(contents, 0, orientation.HEADER)
+        return index, tf.shape(_pixels(contents)), header
 
     files = np.array([os.fsencode(path) for path in paths], np.object_)
     shapes = np.zeros([len(paths), 3], np.int64)
+    orientations = np.zeros(len(paths), np.int32)
     with _console.without_log_lines(), tf.device("CPU:0"):
         found = tf.data.Dataset.from_tensor_slices(files).enumerate()
-        found = found.map(shape, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
-        for numbers, sizes in untuned(found.batch(1024)).as_numpy_iterator():
-            shapes[numbers] = sizes
-    return shapes
+        found = found.map(look, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
+        for some, sizes, headers in untuned(found.batch(256)).as_numpy_iterator():
+            shapes[some] = sizes
+            orientations[some] = [orientation.orientation(each) for each in headers]
+    turned = orientations > 4
+    shapes[turned] = shapes[turned][:, [1, 0, 2]]
+    return shapes, orientations
 
 
 def check_broken(broken, skip_broken, name="picture"):
@@ -299,7 +321,7 @@ def checked_size(image_size, color_mode):
 def image_shape(paths, shapes, size, color_mode):
     """Returns the (height, width, channels) that all pictures are converted to."""
     if size is None:
-        size = _same(paths, shapes[:, :2], "--image-size PIXELS", _pixels)
+        size = _same(paths, shapes[:, :2], "--image-size PIXELS", _size)
     if color_mode is None:
         grey = shapes[:, 2:] < 3
         (is_grey,) = _same(paths, grey, "--color-mode rgb or grayscale", _color)
@@ -323,7 +345,7 @@ def _same(paths, values, option, form):
     return values[0]
 
 
-def _pixels(size):
+def _size(size):
     return f"is {size[1]} x {size[0]} pixels large"
 
 
