@@ -10,6 +10,7 @@ import tensorflow as tf
 import tolerances
 from reference import capsule_conv
 
+import tf_capsops
 from tf_capsops import inq, kernels
 from tf_capsops.layers import Conv2D, InqConv2D, conv2d
 
@@ -198,3 +199,24 @@ def test_converts_to_codes():
     assert type(converted) is InqConv2D
     images = tf.ones([1, 3, 3, 1])
     np.testing.assert_array_equal(converted(images), layer(images))
+
+
+@pytest.mark.parametrize(
+    "data_format, shape",
+    [("channels_last", (2, 7, 6, 3)), ("channels_first", (2, 3, 7, 6))],
+)
+def test_portable_windows_may_leave_out_pixels(data_format, shape):
+    """Such images are padded, because TFLite would be wrong."""
+    images = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    layer = Conv2D(4, (2, 1), (1, 4), "same", data_format=data_format)
+    expected = layer(images)
+    with tf_capsops.portable():
+        compute = tf.function(layer, [tf.TensorSpec(shape)])
+        result = compute(images)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-5)
+    (convolution,) = (
+        each
+        for each in compute.get_concrete_function().graph.get_operations()
+        if each.type == "Conv2D"
+    )
+    assert convolution.get_attr("padding") == b"VALID"

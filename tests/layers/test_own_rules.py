@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from routed_layers import assert_equal, drawn, every_layer
 
+import tf_capsops
 from tf_capsops.layers import ConvCaps2D, DenseCaps, routed
 from tf_capsops.ops.capsule_moments import capsule_moments
 from tf_capsops.routing import Rule, SelfAttention
@@ -140,6 +141,39 @@ def test_sums_by_fixed_shares_are_convolutions(
         found.append([*results, *grads])
         assert len(calls) == len(found) - 1
     assert_equal(*found, 2e-4)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("shares", ["prior", "equal"])
+def test_tflite_of_sums_by_fixed_shares(shares):
+    """The last window ends before the last pixel, which TFLite must be told."""
+    rule = _Fixed(shares, use_activations=True)
+    layer = ConvCaps2D(3, (2, 1), 2, padding="same", pose_shape=(2, 3), routing=rule)
+    random = np.random.default_rng(3)
+    shapes = (2, 5, 4, 3, 2, 4), (2, 5, 4, 3)
+    inputs = [random.normal(size=shape).astype(np.float32) for shape in shapes]
+    expected = layer(inputs)
+    specs = [tf.TensorSpec([None, *shape[1:]]) for shape in shapes]
+    with tf_capsops.portable():
+        graph = tf.function(
+            lambda *children: layer(children), specs, autograph=False
+        ).get_concrete_function()
+    converted = tf.lite.TFLiteConverter.from_concrete_functions([graph]).convert()
+    interpreter = tf.lite.Interpreter(model_content=converted)
+    given = sorted(
+        interpreter.get_input_details(), key=lambda each: -len(each["shape"])
+    )
+    for each, values in zip(given, inputs, strict=True):
+        interpreter.resize_tensor_input(each["index"], values.shape)
+    interpreter.allocate_tensors()
+    for each, values in zip(given, inputs, strict=True):
+        interpreter.set_tensor(each["index"], values)
+    interpreter.invoke()
+    found = [
+        interpreter.get_tensor(o["index"]) for o in interpreter.get_output_details()
+    ]
+    found.sort(key=lambda array: -array.ndim)
+    assert_equal(found, expected, 1e-5)
 
 
 class _Sum(Rule):

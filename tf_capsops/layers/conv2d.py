@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_capsops import _portable
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.ops.conv2d import padded_for_tflite
 from tf_capsops.registered import registered
 
 # Numbers of a window, KH * KW * C.
@@ -47,7 +48,20 @@ class Conv2D(keras.layers.Conv2D):
         if self._is_product:
             matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
             return keras.ops.tensordot(inputs, matrix, axes=1)
-        return super().convolution_op(inputs, kernel)
+        if not _portable.is_on():
+            return super().convolution_op(inputs, kernel)
+        first = 1 if self.data_format == "channels_last" else 2
+        window = self.strides, self.padding.upper(), self.dilation_rate
+        images = tf.convert_to_tensor(inputs)
+        images, padding = padded_for_tflite(images, self.kernel_size, *window, first)
+        return keras.ops.conv(
+            images,
+            kernel,
+            strides=self.strides,
+            padding=padding.lower(),
+            data_format=self.data_format,
+            dilation_rate=self.dilation_rate,
+        )
 
     @property
     def _is_product(self):

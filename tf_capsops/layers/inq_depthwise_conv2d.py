@@ -8,6 +8,7 @@ from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.ops.conv2d import padded_for_tflite
 from tf_capsops.registered import registered
 
 
@@ -81,11 +82,13 @@ class InqDepthwiseConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
+        window = self.strides, self.padding.upper(), self.dilation_rate
+        images, padding = padded_for_tflite(images, self.kernel_size, *window)
         outputs = keras.ops.depthwise_conv(
             images,
             self._decoded(),
             strides=self.strides,
-            padding=self.padding,
+            padding=padding.lower(),
             data_format="channels_last",
             dilation_rate=self.dilation_rate,
         )

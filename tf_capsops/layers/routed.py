@@ -190,7 +190,8 @@ def _fixed_shares(weights, normalize, dtype, prior=None, **statistics):
     """Returns the shares `[..., C, O]` of pairs if votes do not change them, or None.
 
     A prior of a wrong shape is left to the op, which says what is wrong. So are equal
-    shares in portable graphs: TFLite models of their convolutions gave wrong results.
+    shares in portable graphs, which hold all votes anyway: TFLite files would hold the
+    weights once more, as filters.
     """
     given = any(each is not None for each in statistics.values())
     if normalize == "none" and not given and prior is not None:
@@ -221,7 +222,8 @@ def _weighted_sums(poses, factors, weights, shares, **window):
     first = convolved(poses * factors, weights)
     # Where a window reaches beyond the image, children are missing in its mass, too.
     mass = convolved(factors, tf.ones([1, 1], shares.dtype))
-    return tf.squeeze(mass, [-2, -1]), first
+    # TFLite's converter fails to squeeze negative axes of what has been transposed.
+    return tf.squeeze(mass, [axes + 2, axes + 3]), first
 
 
 def _checked_parents(rule, parents, poses, weights):

@@ -12,6 +12,7 @@ from tf_capsops.arguments import known_shape
 from tf_capsops.layers import Conv2D, DigitCaps, Length, Mask, PrimaryCaps, SlimCaps2D
 from tf_capsops.models.autoencoder import Autoencoder, Inference
 from tf_capsops.models.sizes import checked_sizes, sizes_of
+from tf_capsops.ops.conv2d import padded_for_tflite
 from tf_capsops.ops.squash import at_least_float32, squash
 from tf_capsops.registered import registered
 
@@ -93,21 +94,23 @@ class GlobalSlimCaps2D(SlimCaps2D):
         kernel = tf.reshape(
             self.kernel, [*self.kernel_size, in_dim, math.prod(parents)]
         )
+        window = self.strides, self.padding.upper(), self.dilation_rate
+        each, padding = padded_for_tflite(each, self.kernel_size, *window)
         votes = tf.nn.conv2d(
-            each,
-            kernel,
-            self.strides,
-            self.padding.upper(),
-            dilations=self.dilation_rate,
+            each, kernel, self.strides, padding, dilations=self.dilation_rate
         )
         _, *size, _ = votes.shape
+        pixels = math.prod(size)
         votes = at_least_float32(votes)
-        votes = tf.reshape(votes, [-1, types, math.prod(size), *parents])
-        logits = tf.zeros_like(votes[..., 0])
+        votes = tf.reshape(votes, [-1, types, pixels, *parents])
+        # Logits are flat throughout: without XNNPACK, TFLite overwrites those that have
+        # been reshaped and are read again.
+        flat = [-1, types, pixels * self.filters]
+        by_parent = [-1, types, pixels, self.filters]
+        logits = tf.reshape(tf.zeros_like(votes[..., 0]), flat)
         for iteration in range(self.routing_iterations):
             logits = self.rounded("logits", iteration, logits)
-            flat = tf.reshape(logits, [-1, types, math.prod(size) * self.filters])
-            shares = tf.reshape(tf.nn.softmax(flat), tf.shape(logits))
+            shares = tf.reshape(tf.nn.softmax(logits), by_parent)
             shares = self.rounded("coefficients", iteration, shares)
             sums = tf.reduce_sum(shares[..., tf.newaxis] * votes, axis=1)
             if self.use_bias:
@@ -116,7 +119,8 @@ class GlobalSlimCaps2D(SlimCaps2D):
             outputs = _squashed_over_pixels(sums)
             if iteration + 1 < self.routing_iterations:
                 outputs = self.rounded("vectors", iteration, outputs)
-                logits += tf.reduce_sum(outputs[:, tf.newaxis] * votes, axis=-1)
+                agreement = tf.reduce_sum(outputs[:, tf.newaxis] * votes, axis=-1)
+                logits += tf.reshape(agreement, flat)
         return tf.cast(tf.reshape(outputs, [-1, *size, *parents]), capsules.dtype)
 
 

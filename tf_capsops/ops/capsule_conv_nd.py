@@ -7,6 +7,8 @@ read along the depth becomes channels of images, which takes as much memory as t
 input, times the kernel's depth over the stride.
 """
 
+import math
+
 import tensorflow as tf
 
 from tf_capsops import _library, _portable
@@ -264,9 +266,14 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
         phases += [tf.zeros_like(phases[0])] * (stride - len(phases))
         outputs = tf.stack(phases, 2)
         _, _, _, *rest = dimensions(outputs)
-        outputs = tf.reshape(outputs, [batch, count * stride, *rest])
-        begin = front - first * stride
-        return outputs[:, begin : begin + size * stride + more]
+        begin, length = front - first * stride, size * stride + more
+        if not _portable.is_on():
+            outputs = tf.reshape(outputs, [batch, count * stride, *rest])
+            return outputs[:, begin : begin + length]
+        # Flat, because TFLite slices no more than five axes.
+        outputs = tf.reshape(outputs, [batch, count * stride, math.prod(rest)])
+        outputs = outputs[:, begin : begin + length]
+        return tf.reshape(outputs, [batch, length, *rest])
 
 
 def _bound(owner, inputs, weights, axes, window, transposed=False):
@@ -322,9 +329,20 @@ def padded_depth(inputs, taps, stride, dilation, padding):
 
 def padded(inputs, before, after, value=0):
     """Adds slices before and after a volume, all of whose numbers are `value`."""
+    shape = dimensions(inputs)
+    if _too_many_axes(inputs):
+        inputs = tf.reshape(inputs, [*shape[:2], math.prod(shape[2:])])
     others = [[0, 0]] * (inputs.shape.rank - 2)
     slices = [[0, 0], [before, after], *others]
-    return tf.pad(inputs, slices, constant_values=value)
+    outputs = tf.pad(inputs, slices, constant_values=value)
+    if outputs.shape.rank == len(shape):
+        return outputs
+    return tf.reshape(outputs, [*dimensions(outputs)[:2], *shape[2:]])
+
+
+def _too_many_axes(inputs):
+    """Whether a portable graph has to flatten axes: TFLite slices and pads five."""
+    return _portable.is_on() and inputs.shape.rank > 5
 
 
 def as_channels(inputs, begins, count, stride):
@@ -333,9 +351,13 @@ def as_channels(inputs, begins, count, stride):
     The channels of image z are those of the slices `begin + z * stride`, for each of
     `begins`.
     """
+    batch, depth, height, width, channels, *poses = dimensions(inputs)
+    if _too_many_axes(inputs):
+        flat = [batch, depth, height, width, channels * math.prod(poses)]
+        inputs = tf.reshape(inputs, flat)
     slices = [inputs[:, span_of(begin, count, stride)] for begin in begins]
     joined = tf.concat(slices, axis=4)
-    batch, _, *image = dimensions(joined)
+    image = [height, width, len(slices) * channels, *poses]
     return tf.reshape(joined, [batch * count, *image])
 
 

@@ -164,12 +164,12 @@ def _shares_and_votes(operands, normalize, window):
     if bias is not None:
         logits += by_window(bias, 1)
     if linear is not None:
-        logits += tf.squeeze(tf.matmul(votes, by_window(linear, numbers, 1)), -1)
+        logits += tf.squeeze(tf.matmul(votes, by_window(linear, numbers, 1)), 3)
     if center is not None:
         votes -= by_window(center, 1, numbers)
     if precision is not None:
         products = tf.matmul(tf.square(votes), by_window(precision, numbers, 1))
-        logits -= 0.5 * tf.squeeze(products, -1)
+        logits -= 0.5 * tf.squeeze(products, 3)
 
     exist = None
     if window["padding"] == "SAME":

@@ -6,6 +6,7 @@ import itertools
 
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.shapes import dimensions, shape_text
 
 IMAGE = ("height", "width")
@@ -26,13 +27,57 @@ def conv2d(images, filters, strides, padding, dilations):
     is_empty = 0 in images.shape.as_list() or 0 in filters.shape.as_list()
     if is_empty or (dilations != (1, 1) and None not in kernel):
         return product_of_patches(images, filters, strides, padding, dilations)
-    outputs = tf.nn.conv2d(images, filters, strides, padding, dilations=dilations)
+    padded, mode = images, padding
+    if None not in kernel:
+        padded, mode = padded_for_tflite(images, kernel, strides, padding)
+    outputs = tf.nn.conv2d(padded, filters, strides, mode, dilations=dilations)
     if None in kernel or None not in images.shape[:3].as_list():
         return outputs
     # On a CPU, TensorFlow 2.21 gives an empty batch the size of the images.
     batch, *size, _ = dimensions(images)
     size = [out for out, _ in steps_of_axes(size, kernel, strides, padding, dilations)]
     return tf.reshape(outputs, [batch, *size, dimensions(filters)[3]])
+
+
+def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1), first=1):
+    """Returns images and the padding to convolve them with.
+
+    Both are unchanged, except in portable graphs where TFLite would be wrong: its CPU
+    delegate, XNNPACK, returns zeros under "SAME" if the windows of an axis leave out
+    its last pixels (seen with TensorFlow 2.21). Such images are padded here, and their
+    padding becomes "VALID".
+
+    Args:
+      images: Of four axes; only the rank must be known.
+      kernel: Its height and width, ints.
+      strides, padding, dilations: As `window_attributes` returns them.
+      first: The axis of the images' height, before that of their width.
+    """
+    if padding != "SAME" or not _portable.is_on():
+        return images, padding
+    sizes = dimensions(images)[first : first + 2]
+    axes = list(zip(sizes, kernel, strides, dilations, strict=True))
+    if not any(_may_leave_out_pixels(*axis) for axis in axes):
+        return images, padding
+    shape, added = dimensions(images), [[0, 0] for _ in images.shape]
+    for axis, (size, window, stride, dilation) in enumerate(axes, first):
+        # Windows of one pixel read none outside, also where the size is unknown.
+        if window > 1:
+            _, missing = windows_of_axis(size, window, stride, dilation, padding)
+            added[axis] = [missing // 2, missing - missing // 2]
+            shape[axis] += missing
+    if any(tf.is_tensor(each) or each for each in itertools.chain(*added)):
+        # By the shape, converters know how many channels there are.
+        images = tf.reshape(tf.pad(images, added), shape)
+    return images, "VALID"
+
+
+def _may_leave_out_pixels(size, window, stride, dilation):
+    """Whether the last window under "SAME" may end before the last pixel of an axis."""
+    span = (window - 1) * dilation + 1
+    if tf.is_tensor(size):
+        return stride > span
+    return (-(-size // stride) - 1) * stride + span < size
 
 
 def conv_transpose(images, filters, strides, padding):
