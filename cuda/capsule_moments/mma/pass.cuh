@@ -8,6 +8,8 @@
 //   2. turns logits into shares, in shared memory;
 //   3. computes the votes again and adds them to the sums.
 // Votes come from tensor cores, so that recomputing them is cheaper than storing them.
+// Where a share depends on its own logit alone (kDirect), as shares do whose softmax is
+// over all windows and known, a thread does all of it with one vote.
 //
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
@@ -31,11 +33,12 @@ __device__ int RowAt(int g, int row, int q) {
 }
 
 // Adds the pose gradients `rows` of a chunk over the warps of each window, and writes
-// them. If kEqual, `rows` lack the factor activation * share, and it also writes each
-// row's state; `dqs`, [warp][child][window of the warp], are then the warps' sums of
-// the gradients of activation * share. If `linear`, they lack <dfirst, u>, whose sum
-// over parents is the inner product of the pose and its gradient.
-template <bool kEqual, bool kSplit, int Q>
+// them. If kDirect, it also writes each row's state and the gradient of its activation:
+// `dqs`, [warp][child][window of the warp], are the warps' sums of share dq. If kEqual,
+// `dqs` lack the factor share, and `rows` activation * share. If `linear`, `dqs` lack
+// <dfirst, u>, whose sum over parents is the inner product of the pose and its
+// gradient.
+template <bool kDirect, bool kEqual, bool kSplit, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
                         const StageView<Q>& stage, const float* dqs, bool linear,
                         const Results& out) {
@@ -58,7 +61,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
       for (int q = 0; q < Q; ++q) sums[q] += row[q];
     }
     const int64_t to = int64_t{position} * d.children + k;
-    if constexpr (kEqual) {
+    if constexpr (kDirect) {
       const RowState state = stage.state[e];
       float dq = 0;
       if (out.activations != nullptr) {
@@ -66,7 +69,7 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
           dq += dqs[((first_warp + w) * kChunk + j) * kEight + window % kEight];
         }
 #pragma unroll
-        for (int q = 0; linear && q < Q; ++q) {
+        for (int q = 0; kEqual && linear && q < Q; ++q) {
           const float pose = stage.poses[(e * Q + q) * kSide + p];
           dq += sums[q] * (kSplit ? pose : TruncateToTf32(pose));
         }
@@ -74,17 +77,20 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
       }
       if (p == 0 && there) {
         out.state[to] = state;
-        if (out.activations != nullptr) out.activations[to] = state.scale * dq;
+        if (out.activations != nullptr) {
+          out.activations[to] = kEqual ? state.scale * dq : dq;
+        }
       }
 #pragma unroll
-      for (float& x : sums) x *= state.activation * state.scale;
+      for (float& x : sums) x *= kEqual ? state.activation * state.scale : 1;
     }
     if (there) StoreRow(sums, out.poses + (to * kSide + p) * Q);
   }
 }
 
 // Runs a forward or gradient pass over this block's units (kLogit: statistics.cuh).
-template <bool kGradient, bool kSecond, int kLogit, int Q, bool kSplit>
+// kDirect is for rules other than kSoftmax.
+template <bool kGradient, bool kSecond, int kLogit, int Q, bool kSplit, bool kDirect>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
   TriggerDependentLaunch();
@@ -116,12 +122,14 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   float* const my_rows = rows + threadIdx.x / kLanes * kChunk * kEight * kRow<Q> +
                          (kPair == 1 ? 2 * t : t / 2 * kEight * kRow<Q> + t % 2 * 2);
   const bool sums = out.scales == nullptr;
-  // If kEqual, the votes' memory holds the sums of gradients of activation * share.
+  // If kDirect, the votes' memory holds the sums of share dq.
   float* const dqs = reinterpret_cast<float*>(votes);
   float* const my_dqs = dqs + threadIdx.x / kLanes * kChunk * kEight + g;
-  const bool linear = !kSecond && in.center == nullptr;
+  const bool linear = kEqual && !kSecond && in.center == nullptr;
   // Logit of a parent that does not exist.
   const float none = in.rule == Rule::kLogit ? 0 : -INFINITY;
+  // Whether an existing child's share and its gradient come from the vote at hand.
+  constexpr bool kOwnShares = kDirect && !kEqual;
 
   const int begin = d.First(blockIdx.x), end = d.First(blockIdx.x + 1);
   for (int unit = begin; unit < end;) {
@@ -130,9 +138,12 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     const int position = (group << d.windows_log2()) + coord.window;
     const bool mine = parent_exists && position < d.positions;
     const int64_t parent = mine ? int64_t{position} * d.outs + coord.parent : 0;
-    const Statistics<kGradient, kSecond, kLogit, kSplit> statistics(
+    const Statistics<kGradient, kSecond, kLogit, kSplit, kOwnShares> statistics(
         std::false_type(), mine ? ParentAt(in, grad, parent) : ParentAt{},
-        mine ? At(in.bias, parent) : 0, mine ? At(grad.mass, parent) : 0);
+        mine            ? At(in.bias, parent)
+        : parent_exists ? 0
+                        : none,
+        mine ? At(grad.mass, parent) : 0);
     float sum = 0, first[kSize] = {}, second[kSize] = {};
     if constexpr (kGradient && kEqual) {
       const float mass_grad = SumOverRow(statistics.mass_grad, kFour);
@@ -161,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                                      statistics.minus_center, u[i]);
         }
       };
-      if constexpr (!kEqual) {
+      if constexpr (!kDirect) {
         const float* poses = stage.poses + pose_at;
         const float* weights = stage.weights + weights_at;
         Terms* to = votes + vote_at;
@@ -184,8 +195,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         __syncthreads();
         if constexpr (kGradient) {
           if (sums && chunk > chunk0)
-            SumRows<false, kSplit>(d, group, k0 - kChunk, rows, stage, nullptr, false,
-                                   out);
+            SumRows<false, false, kSplit>(d, group, k0 - kChunk, rows, stage, nullptr,
+                                          false, out);
         }
         ShareChunk<kGradient>(in, d, group, k0, stage.state, votes, out);
         if (!sums) continue;
@@ -209,9 +220,23 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const bool exists = all_exist || state->scale != 0;
-            [[maybe_unused]] float gradient[kSize] = {}, dq = 0;
+            [[maybe_unused]] float gradient[kSize] = {}, dq = 0, prior = 0;
+            if (kOwnShares && kLogit > 1 && in.prior != nullptr && parent_exists &&
+                k0 + j + i < d.children) {
+              prior = in.prior[int64_t{k0 + j + i} * d.outs + coord.parent];
+            }
             if (exists) {
-              if constexpr (kGradient && kEqual) {
+              if constexpr (kGradient && kOwnShares) {
+                const float dz = statistics.Differentiate(u[i], in.rule, *state, prior,
+                                                          gradient, &dq);
+                sum += dz;
+#pragma unroll
+                for (int h = 0; h < kSize; ++h) {
+                  const float term = dz * u[i][h];
+                  first[h] += term;
+                  second[h] += term * u[i][h];
+                }
+              } else if constexpr (kGradient && kEqual) {
                 float none;
                 if (!linear) statistics.Sum(u[i], &none, &dq);
 #pragma unroll
@@ -233,7 +258,13 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                   gradient[h] = x;
                 }
               } else {
-                const float q = kEqual ? state->activation * state->scale : terms->z;
+                float q;
+                if constexpr (kOwnShares) {
+                  statistics.Sum(u[i], &q, &dq);
+                  q = statistics.Weigh(q + prior, in.rule, *state);
+                } else {
+                  q = kEqual ? state->activation * state->scale : terms->z;
+                }
                 sum += q;
 #pragma unroll
                 for (int h = 0; h < kSize; ++h) {
@@ -243,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
                 }
               }
             }
-            if constexpr (kGradient && kEqual) {
+            if constexpr (kGradient && kDirect) {
               if (!linear) dq = SumOverRow(dq, kFour);
               if (!linear && t == 0) my_dqs[(j + i) * kEight] = dq;
             }
@@ -276,20 +307,20 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
           add(std::false_type{});
         }
       }
-      if constexpr (kGradient && kEqual) {
+      if constexpr (kGradient && kDirect) {
         __syncthreads();
-        SumRows<true, kSplit>(d, group, k0, rows, stage, dqs, linear, out);
+        SumRows<true, kEqual, kSplit>(d, group, k0, rows, stage, dqs, linear, out);
       }
     }
     __syncthreads();
     if constexpr (kGradient) {
-      if (sums && !kEqual) {
+      if (sums && !kDirect) {
         const StageView<Q> none(d, memory);
-        SumRows<false, kSplit>(d, group, (chunk1 - 1) * kChunk, rows, none, nullptr,
-                               false, out);
+        SumRows<false, false, kSplit>(d, group, (chunk1 - 1) * kChunk, rows, none,
+                                      nullptr, false, out);
       }
       // Removes kDebias from the sums of logit gradients.
-      constexpr float kFactor = 1 / kDebias<kSplit>;
+      constexpr float kFactor = kOwnShares ? 1 : 1 / kDebias<kSplit>;
       sum *= kFactor;
 #pragma unroll
       for (int h = 0; h < kSize; ++h) first[h] *= kFactor, second[h] *= kFactor;

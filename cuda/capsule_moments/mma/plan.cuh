@@ -181,9 +181,16 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
   const Problem& p = in.p;
   const Division d = Divide<kGradient>(p, exec);
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
-    constexpr auto kKernel = PassKernel<kGradient, second, logit, q, kSplit>;
-    return LaunchDependent<kKernel>(name, d.blocks, kThreads,
-                                    PassBytes<kGradient>(p, d), exec, in, d, grad, out);
+    const auto launch = [&](auto direct) {
+      constexpr auto kKernel = PassKernel<kGradient, second, logit, q, kSplit, direct>;
+      return LaunchDependent<kKernel>(name, d.blocks, kThreads,
+                                      PassBytes<kGradient>(p, d), exec, in, d, grad,
+                                      out);
+    };
+    if constexpr (logit > 0) {
+      if (in.rule == Rule::kSoftmax) return launch(std::false_type{});
+    }
+    return launch(std::true_type{});
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Turns the logits of a chunk into shares, in shared memory, and computes the gradients
-// of the logits. A thread has eight parents of one row [position, k], so that one, two
-// or four neighbouring threads have a whole row.
+// Turns the logits of a chunk into shares by a softmax over parents, in shared memory,
+// and computes the gradients of the logits. A thread has eight parents of one row
+// [position, k], so that one, two or four neighbouring threads have a whole row.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,9 @@ __device__ inline float SumOverRow(float sum, int threads) {
 }
 
 // Replaces eight logits with `factor` times their shares, which are 0 or NaN without a
-// child and 0 without a parent. For kSoftmax it sets the row's `maximum` and `scale`.
-__device__ inline void MakeShares(Rule rule, int threads, float factor,
-                                  float (&z)[kEight], RowState* child) {
-  if (rule != Rule::kSoftmax) {
-    if (rule == Rule::kGiven) {
-      factor *= child->scale;
-#pragma unroll
-      for (float& x : z) x = ExpBelow(x, child->maximum);
-    }
-#pragma unroll
-    for (float& x : z) x *= factor;
-    return;
-  }
+// child and 0 without a parent, and sets the row's `maximum` and `scale`.
+__device__ inline void MakeShares(int threads, float factor, float (&z)[kEight],
+                                  RowState* child) {
   float maximum = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
                         fmaxf(fmaxf(z[4], z[5]), fmaxf(z[6], z[7])));
   maximum = OverRow(maximum, threads, [](float a, float b) { return fmaxf(a, b); });
@@ -79,7 +69,7 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
       if (first + e < d.outs) z[e] += in.prior[int64_t{k} * d.outs + first + e];
     }
   }
-  MakeShares(in.rule, threads, kGradient ? 1 : state.activation, z, &state);
+  MakeShares(threads, kGradient ? 1 : state.activation, z, &state);
   if constexpr (kGradient) {
     float means[2] = {};
 #pragma unroll
@@ -92,13 +82,10 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
       }
       return;
     }
-    if (in.dots == nullptr) state.dot = state.activation * mean;
-    const bool logit = in.rule == Rule::kLogit;
-    const float dot = logit ? 0 : state.dot;
+    state.dot = state.activation * mean;
 #pragma unroll
     for (int e = 0; e < kEight; ++e) {
-      const float dr = state.activation * terms[2 * e + 1] - dot;
-      terms[2 * e + 1] = logit ? dr : z[e] * dr;
+      terms[2 * e + 1] = z[e] * (state.activation * terms[2 * e + 1] - state.dot);
     }
     if (writes) {
       out.state[to] = state;

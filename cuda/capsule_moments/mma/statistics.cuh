@@ -33,11 +33,11 @@ constexpr float kDebias = kSplit ? 1 : 1 + 0.71f * 0x1p-11f;
 
 // The statistics of a thread's parent. kLogit is 0 without logits, so that all shares
 // of a child are equal, 1 for logits without a linear part, and 2 for complete logits.
-template <bool kGradient, bool kSecond, int kLogit, bool kSplit>
+// kOnce is for Differentiate().
+template <bool kGradient, bool kSecond, int kLogit, bool kSplit, bool kOnce>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
-  // Holds second_grad doubled, except in Differentiate().
-  float first_grad[kSize], second_grad[kSize];
+  float first_grad[kSize], second_grad[kSize];  // second_grad is doubled unless kOnce
   float bias, mass_grad;
 
   template <bool kPresent>
@@ -56,7 +56,6 @@ struct Statistics {
     constexpr float kFactor = kLogit == 0 ? kDebias<kSplit> : 1;
     if constexpr (kGradient) LoadParent<kPresent>(at.first_grad, kFactor, first_grad);
     if constexpr (kGradient && kSecond) {
-      constexpr bool kOnce = kPresent && kLogit > 0;
       LoadParent<kPresent>(at.second_grad, (kOnce ? 1 : 2) * kFactor, second_grad);
     }
   }
@@ -92,10 +91,18 @@ struct Statistics {
     return first_grad[h];
   }
 
-  // Returns the gradient of a vote's logit, and sets that of the vote.
+  // Returns the share of a vote with logit z, times the child's activation.
+  __device__ float Weigh(float z, Rule rule, const RowState& child) const {
+    const float share =
+        rule == Rule::kLogit ? z : ExpBelow(z, child.maximum) * child.scale;
+    return child.activation * share;
+  }
+
+  // Returns the gradient of a vote's logit, and sets that of the vote, and the share
+  // times its gradient over the activation.
   __device__ float Differentiate(const float (&u)[kSize], Rule rule,
                                  const RowState& child, float prior,
-                                 float (&gradient)[kSize]) const {
+                                 float (&gradient)[kSize], float* share_dq) const {
     float weighted[kSize], logits[2] = {}, lines[2] = {}, grads[2] = {};
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
@@ -109,8 +116,8 @@ struct Statistics {
     }
     float z = bias + prior - 0.5f * (logits[0] + logits[1]);
     if constexpr (kLogit > 1) z += lines[0] + lines[1];
-    const float dq = grads[0] + grads[1];
-    const float dr = child.activation * (mass_grad + dq);
+    const float dq = mass_grad + (grads[0] + grads[1]);
+    const float dr = child.activation * dq;
     float share = z, dz = dr;
     if (rule != Rule::kLogit) {
       share = ExpBelow(z, child.maximum) * child.scale;
@@ -118,6 +125,7 @@ struct Statistics {
     }
     // The child may be outside of the image.
     if (child.scale == 0) share = 0, dz = 0;
+    *share_dq = share * dq;
     const float q = kDebias<kSplit> * child.activation * share;
     const float debiased = kDebias<kSplit> * dz;
 #pragma unroll

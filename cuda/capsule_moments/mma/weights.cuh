@@ -264,7 +264,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
     my_parent.precision = my_parent.second_grad + kSize;
     my_parent.linear = my_parent.precision + kSize;
     const float* const one = my_parent.center + TileOf::kTensors * kSize;
-    const Statistics<true, kSecond, kLogit, kSplit> statistics(
+    const Statistics<true, kSecond, kLogit, kSplit, (kLogit > 0)> statistics(
         std::true_type(), my_parent, one[0], one[1]);
     const RowState* const all_states = tile.StateOf(d, buffer) + slot0 * kFour + t;
 #pragma unroll
@@ -284,11 +284,12 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         for (int h = 0; h < kSize; ++h)
           gradient[h] = statistics.MomentGradient(h, u[h]);
       } else {
-        float prior = 0;
+        float prior = 0, share_dq;
         if (kPrior && in.prior != nullptr && child0 + c < d.children) {
           prior = in.prior[int64_t{child0 + c} * d.outs + parent];
         }
-        const float dz = statistics.Differentiate(u, in.rule, state, prior, gradient);
+        const float dz = statistics.Differentiate(u, in.rule, state, prior, gradient,
+                                                  &share_dq);
         if constexpr (kPrior) priors[c] += dz;
       }
       Contract<true, kSplit>(gradient, poses + c * kFour * Q * kSide + back_at,
