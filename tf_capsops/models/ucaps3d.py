@@ -278,7 +278,7 @@ class UCaps3D(Segmenter):
         super().__init__(network, decoder, **kwargs)
 
     def own_loss(self, images, one_hot, outputs, training=None):
-        shares = tf.nn.avg_pool3d(one_hot, 2**_LEVELS, 2**_LEVELS, "SAME")
+        shares = tf.nn.avg_pool3d(one_hot, 2**_LEVELS, 2**_LEVELS, "VALID")
         # Half of `MarginLoss`, as in the authors' code.
         margin = 0.5 * self._margin_loss(shares, outputs["coarse"])
         drawn, shown = self.drawn(outputs, one_hot, training), foreground(one_hot)

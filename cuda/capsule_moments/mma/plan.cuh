@@ -183,9 +183,8 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
     const auto launch = [&](auto direct) {
       constexpr auto kKernel = PassKernel<kGradient, second, logit, q, kSplit, direct>;
-      return LaunchDependent<kKernel>(name, d.blocks, kThreads,
-                                      PassBytes<kGradient>(p, d), exec, in, d, grad,
-                                      out);
+      return LaunchDependent<kKernel>(
+          name, d.blocks, kThreads, PassBytes<kGradient>(p, d), exec, in, d, grad, out);
     };
     if constexpr (logit > 0) {
       if (in.rule == Rule::kSoftmax) return launch(std::false_type{});

@@ -288,8 +288,8 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
         if (kPrior && in.prior != nullptr && child0 + c < d.children) {
           prior = in.prior[int64_t{child0 + c} * d.outs + parent];
         }
-        const float dz = statistics.Differentiate(u, in.rule, state, prior, gradient,
-                                                  &share_dq);
+        const float dz =
+            statistics.Differentiate(u, in.rule, state, prior, gradient, &share_dq);
         if constexpr (kPrior) priors[c] += dz;
       }
       Contract<true, kSplit>(gradient, poses + c * kFour * Q * kSide + back_at,
