@@ -305,7 +305,7 @@ def _for_masks(rate):
 
 PRESETS |= {name: _for_masks(rate) for name, rate in _RATES.items()}
 PRESETS["segcaps"]["large"] = dataclasses.replace(
-    PRESETS["segcaps"]["large"], batch_size=4, learning_rate=0.003
+    PRESETS["segcaps"]["large"], batch_size=4, learning_rate=0.0015
 )
 
 # The rules of routing that matrix_capsnet has, the default one first.
