@@ -267,13 +267,8 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
         outputs = tf.stack(phases, 2)
         _, _, _, *rest = dimensions(outputs)
         begin, length = front - first * stride, size * stride + more
-        if not _portable.is_on():
-            outputs = tf.reshape(outputs, [batch, count * stride, *rest])
-            return outputs[:, begin : begin + length]
-        # Flat, because TFLite slices no more than five axes.
-        outputs = tf.reshape(outputs, [batch, count * stride, math.prod(rest)])
-        outputs = outputs[:, begin : begin + length]
-        return tf.reshape(outputs, [batch, length, *rest])
+        outputs = tf.reshape(outputs, [batch, count * stride, *rest])
+        return sliced(outputs, slice(begin, begin + length))
 
 
 def _bound(owner, inputs, weights, axes, window, transposed=False):
@@ -343,6 +338,18 @@ def padded(inputs, before, after, value=0):
 def _too_many_axes(inputs):
     """Whether a portable graph has to flatten axes: TFLite slices and pads five."""
     return _portable.is_on() and inputs.shape.rank > 5
+
+
+def sliced(inputs, span, axis=1):
+    """Returns a slice along an axis."""
+    if not _too_many_axes(inputs):
+        return inputs[(*[slice(None)] * axis, span)]
+    shape = dimensions(inputs)
+    flat = [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
+    outputs = tf.reshape(inputs, flat)[:, span]
+    return tf.reshape(
+        outputs, [*shape[:axis], dimensions(outputs)[1], *shape[axis + 1 :]]
+    )
 
 
 def as_channels(inputs, begins, count, stride):

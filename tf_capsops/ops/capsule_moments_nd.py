@@ -14,6 +14,7 @@ from tf_capsops.ops.capsule_conv_nd import (
     padded,
     padded_depth,
     require_kernel,
+    sliced,
     taps_as_channels,
     windows_as_channels,
 )
@@ -114,7 +115,9 @@ def over_each_tap(owner, compute, operands, window, axis):
         shifts = [(tap * along["dilation"] - phase) // stride for tap in of_phase]
         step = stride // math.gcd(stride, along["dilation"])
         own = slice(of_phase[0], None, step)
-        count = dimensions(slices[:, phase::stride])[1]
+        of_slices = slice(phase, None, stride)
+        children = sliced(slices, of_slices)
+        count = dimensions(children)[1]
         front = max(shifts)
         begins = [front - shift for shift in shifts]
 
@@ -123,8 +126,8 @@ def over_each_tap(owner, compute, operands, window, axis):
             return as_channels(each, begins, count, 1)
 
         outputs = compute(
-            _as_images(slices[:, phase::stride]),
-            None if activations is None else _as_images(activations[:, phase::stride]),
+            _as_images(children),
+            None if activations is None else _as_images(sliced(activations, of_slices)),
             _taps_as_parents(weights[own]),
             of_windows(bias, _NO_SHARE),
             *(None if each is None else of_windows(each) for each in of_poses),
@@ -133,11 +136,12 @@ def over_each_tap(owner, compute, operands, window, axis):
         )
         for place, (tap, shift) in enumerate(zip(of_phase, shifts, strict=True)):
             block = slice(place * parents, (place + 1) * parents)
-            index = (*[slice(None)] * axis, block)
-            volumes = (as_volume(each[index], batch, count) for each in outputs)
+            parts = (sliced(each, block, axis) for each in outputs)
+            volumes = (as_volume(each, batch, count) for each in parts)
             more = largest(shift + depth - count, 0)
             found[tap] = [
-                padded(each, 0, more)[:, shift : shift + depth] for each in volumes
+                sliced(padded(each, 0, more), slice(shift, shift + depth))
+                for each in volumes
             ]
     return [found[tap] for tap in range(taps)]
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_capsops.arguments import positive_float32, positive_int
 from tf_capsops.ops.squash import squash
-from tf_capsops.routing.poses import norms
+from tf_capsops.routing.poses import norms, with_flat_maps
 from tf_capsops.routing.rule import Rule
 from tf_capsops.shapes import dimensions
 
@@ -38,6 +38,7 @@ class Dynamic(Rule):
         self.epsilon = positive_float32("Dynamic", "epsilon", epsilon)
 
     def route(self, moments, training=False):
+        moments, restored = with_flat_maps(moments)
         total = None
         for _ in range(self.iterations):
             _, sums = moments(linear=total, order=1, use_activations=False)
@@ -46,7 +47,7 @@ class Dynamic(Rule):
             flat = squash(flat, epsilon=self.epsilon)
             poses = tf.reshape(flat, [*capsules, rows, columns])
             total = poses if total is None else total + poses
-        return poses, norms(poses)
+        return restored(poses), restored(norms(poses))
 
     def get_config(self):
         return {"iterations": self.iterations, "epsilon": self.epsilon}

@@ -12,6 +12,7 @@ from tf_capsops.routing.poses import (
     moments_about_mean,
     of_poses,
     sums,
+    with_flat_maps,
 )
 from tf_capsops.routing.rule import Rule
 
@@ -104,6 +105,7 @@ class EM(Rule):
         )
 
     def route(self, moments, training=False):
+        moments, restored = with_flat_maps(moments)
         uniform = self.first_share == "uniform"
         first_normalize = "parents" if uniform else self.normalize
         fitted = moments_about_mean(moments, _LEAST_MASS, normalize=first_normalize)
@@ -122,7 +124,7 @@ class EM(Rule):
             )
             gaussians = self._fit(poses, *found, iteration)
         poses, _, logits = gaussians
-        return poses, tf.sigmoid(logits)
+        return restored(poses), restored(tf.sigmoid(logits))
 
     def _fit(self, center, mass, first, second, iteration):
         """The M-step: returns means, variances, and the logits of activations."""

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import positive_int
+from tf_capsops.routing.poses import with_flat_maps
 from tf_capsops.routing.rule import Rule, type_of_moments
 from tf_capsops.shapes import dimensions
 
@@ -64,6 +65,7 @@ class InvertedAttention(Rule):
             self._drop = layer.routing_dropout
 
     def route(self, moments, training=False):
+        moments, restored = with_flat_maps(moments)
         linear = None
         for _ in range(self.iterations):
             _, poses = moments(linear=linear, order=1, use_activations=False)
@@ -71,6 +73,7 @@ class InvertedAttention(Rule):
                 poses = self._drop(poses, training=training)
             poses = self._normalized(poses)
             linear = poses / math.sqrt(self._numbers)
+        poses = restored(poses)
         return poses, tf.ones(dimensions(poses)[:-2], poses.dtype)
 
     def _normalized(self, poses):

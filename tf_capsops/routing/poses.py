@@ -2,10 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic on poses, matrices `[..., P, R]`, that several rules share."""
 
+import math
+
 import keras
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.ops.squash import at_least_float32
+from tf_capsops.shapes import dimensions
+
+_OF_PARENTS = ("bias", "linear", "precision", "center")
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -63,6 +69,40 @@ def of_poses(values):
 def sums(poses):
     """Returns sums over each pose."""
     return tf.reduce_sum(poses, axis=(-2, -1))
+
+
+def with_flat_maps(moments):
+    """Returns moments whose maps are flat in portable graphs, and what undoes that.
+
+    TFLite divides tensors of at most five axes, and adds up over axes of at most six.
+    So a portable graph has one axis for the batch and the map: masses are `[M, O]` and
+    poses `[M, O, P, R]`. Elsewhere nothing changes.
+
+    Args:
+      moments: As for `Rule.route`. The first call must not be given anything for each
+        parent.
+
+    Returns:
+      A function that takes and returns flat maps, where `moments` has others, and a
+      function that gives the axes back to capsules or poses of a flat map.
+    """
+    if not _portable.is_on():
+        return moments, lambda parents: parents
+    positions = []
+
+    def restored(parents):
+        return tf.reshape(parents, [*positions, *dimensions(parents)[1:]])
+
+    def flat_moments(**arguments):
+        for name in _OF_PARENTS:
+            if arguments.get(name) is not None:
+                arguments[name] = restored(arguments[name])
+        found = moments(**arguments)
+        positions[:] = dimensions(found[0])[:-1]
+        flat, axes = math.prod(positions), len(positions)
+        return [tf.reshape(each, [flat, *dimensions(each)[axes:]]) for each in found]
+
+    return flat_moments, restored
 
 
 def moments_about_mean(moments, prior_mass, **statistics):

@@ -8,7 +8,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_capsops.routing.poses import squashed_and_lengths
+from tf_capsops.routing.poses import squashed_and_lengths, with_flat_maps
 from tf_capsops.routing.rule import Rule
 
 
@@ -34,8 +34,10 @@ class SelfAttention(Rule):
         )
 
     def route(self, moments, training=False):
+        moments, restored = with_flat_maps(moments)
         moments = functools.partial(moments, order=1, use_activations=False)
         _, total = moments(prior=tf.ones_like(self.priors), normalize="none")
         _, attended = moments(linear=total / math.sqrt(self._numbers))
         _, expected = moments(prior=self.priors, normalize="none")
-        return squashed_and_lengths(attended + expected, axes=(-2, -1))
+        parents = squashed_and_lengths(attended + expected, axes=(-2, -1))
+        return tuple(map(restored, parents))

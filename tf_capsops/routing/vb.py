@@ -7,6 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
+from tf_capsops import _portable
 from tf_capsops.arguments import positive_int
 from tf_capsops.routing.digamma import digamma
 from tf_capsops.routing.poses import (
@@ -14,6 +15,7 @@ from tf_capsops.routing.poses import (
     moments_about_mean,
     of_poses,
     sums,
+    with_flat_maps,
 )
 from tf_capsops.routing.rule import Rule, type_of_moments
 
@@ -78,6 +80,7 @@ class VB(Rule):
         self._normalize_activations = layer.activation_normalization
 
     def route(self, moments, training=False):
+        moments, restored = with_flat_maps(moments)
         found = moments_about_mean(moments, _PRIOR_MASS)
         poses, shares, entropy, statistics = self._posterior(*found)
         for _ in range(1, self.iterations):
@@ -87,8 +90,14 @@ class VB(Rule):
             tf.cast(each, shares.dtype) for each in (self.beta_a, self.beta_u)
         )
         evidence = beta_a - beta_u - shares * entropy
-        evidence = self._normalize_activations(evidence, training=training)
-        return self._normalize_poses(poses, training=training), tf.sigmoid(evidence)
+        evidence, poses = (
+            _normalized(layer, each, restored, training)
+            for layer, each in (
+                (self._normalize_activations, evidence),
+                (self._normalize_poses, poses),
+            )
+        )
+        return poses, tf.sigmoid(evidence)
 
     def _posterior(self, center, mass, first, second):
         """Returns means, expected shares, entropies, and what the next shares need."""
@@ -116,3 +125,24 @@ class VB(Rule):
 
     def get_config(self):
         return {"iterations": self.iterations}
+
+
+def _normalized(layer, parents, restored, training):
+    """Returns normalized parents, with all axes of their map.
+
+    Args:
+      layer: a batch normalization, for all axes of the map.
+      parents: capsules or poses, of a map that is flat in portable graphs.
+      restored: a function that gives it its axes back.
+      training: as for `Rule.route`.
+    """
+    if training or not _portable.is_on():
+        return layer(restored(parents), training=training)
+    # Before the reshape: without XNNPACK, TFLite overwrites what has been reshaped.
+    normalized = keras.ops.batch_normalization(
+        parents,
+        *(layer.moving_mean, layer.moving_variance),
+        axis=1,
+        epsilon=layer.epsilon,
+    )
+    return restored(normalized)
