@@ -73,11 +73,16 @@ def test_batches_are_made_without_python(tmp_path):
         for number in (1, 6):
             _write(tmp_path / name / f"{number}.jpg", number)
     samples = data.load(tmp_path, image_size=16).train
-    graph = tf.function(samples.make).get_concrete_function(
-        tf.TensorSpec([None], tf.int32), samples.draws(0)
-    ).graph.as_graph_def()
+    graph = (
+        tf.function(samples.make)
+        .get_concrete_function(tf.TensorSpec([None], tf.int32), samples.draws(0))
+        .graph.as_graph_def()
+    )
     functions = [graph, *graph.library.function]
-    nodes = [[*getattr(each, "node", ()), *getattr(each, "node_def", ())] for each in functions]
+    nodes = [
+        [*getattr(each, "node", ()), *getattr(each, "node_def", ())]
+        for each in functions
+    ]
     kinds = {node.op for each in nodes for node in each}
     assert "DecodeImage" in kinds and not any("PyFunc" in kind for kind in kinds)
 
