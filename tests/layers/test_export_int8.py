@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tf_capsops
-from tf_capsops import models
+from tf_capsops import models, routing
 
 
 def _recipe():
@@ -45,11 +45,25 @@ def _capsnet():
     return keras.Model(both.input, both.output["lengths"])
 
 
+def _matrix_capsnet():
+    return models.matrix_capsnet(
+        *((10, 9, 1), 3, routing.EM(iterations=1)),
+        filters=4,
+        kernel_size=3,
+        primary_capsules=2,
+        capsules=(2,),
+        capsule_kernel_sizes=(2,),
+        capsule_strides=(2,),
+        pose_shape=(2, 2),
+    )
+
+
 _NETWORKS = {
     "capsnet": _capsnet,
     "p_capsnet": lambda: models.p_capsnet((24, 24, 1), 4),
     "efficient_capsnet": lambda: models.efficient_capsnet((28, 28, 1), 4),
     "segcaps": lambda: models.segcaps((8, 8, 1), 1, size="small"),
+    "matrix_capsnet": _matrix_capsnet,
 }
 
 
