@@ -8,8 +8,8 @@
 //   2. turns logits into shares, in shared memory;
 //   3. computes the votes again and adds them to the sums.
 // Votes come from tensor cores, so that recomputing them is cheaper than storing them.
-// Where a share depends on its own logit alone (kDirect), as shares do whose softmax is
-// over all windows and known, a thread does all of it with one vote.
+// If a share depends on its own logit alone (kDirect), because its softmax is known or
+// there is none, a thread does all three with one vote and no logits are stored.
 //
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   const bool linear = kEqual && !kSecond && in.center == nullptr;
   // Logit of a parent that does not exist.
   const float none = in.rule == Rule::kLogit ? 0 : -INFINITY;
-  // Whether an existing child's share and its gradient come from the vote at hand.
+  // Whether a thread computes the shares of its own votes, which differ by parent.
   constexpr bool kOwnShares = kDirect && !kEqual;
 
   const int begin = d.First(blockIdx.x), end = d.First(blockIdx.x + 1);
