@@ -223,9 +223,10 @@ def test_a_compile_of_ones_own_is_left_to_the_user(tmp_path):
 def test_what_is_copied_keeps_its_type_and_values():
     labels, rows = tf.constant([[1, 2], [3, 4]]), [[[1.0], [2.0, 3.0]], []]
     ragged = tf.ragged.constant(rows)
+    sparse = tf.sparse.from_dense([[0, 7]])
     on_device, *others = (
         ahead._copy(value, "CPU:0", stacked=True).result()
-        for value in (labels, tf.constant([0.5]), ragged, None)
+        for value in (labels, tf.constant([0.5]), ragged, None, sparse)
     )
     assert isinstance(on_device, loop.Int32OnDevice)
     for index, expected in ((0, [1, 2]), (None, [[1, 2], [3, 4]])):
@@ -235,6 +236,7 @@ def test_what_is_copied_keeps_its_type_and_values():
     assert spec.as_int64 == tf.TensorSpec([None, 2], tf.int64)
     assert others[0].numpy() == 0.5 and others[1].to_list() == rows
     assert others[2] is None
+    assert tf.sparse.to_dense(others[3]).numpy().tolist() == [[0, 7]]
     alone = ahead._copy(labels, "CPU:0", stacked=False).result()
     assert alone.dtype == tf.int32
 
