@@ -37,6 +37,16 @@ def test_the_sizes_of_the_authors_code(shape, parameters, children):
     assert seed == {28: 7 * 7 * 16, 64: 8 * 8 * 16}[shape[0]]
 
 
+@pytest.mark.parametrize("size, cells", [("paper", 4), ("small", 3)])
+def test_capsules_of_all_cells_begin_with_some_length(size, cells):
+    keras.utils.set_random_seed(1)
+    encoder = deepcaps(_SHAPE, 3, size=size).encoder
+    outputs = [encoder.get_layer(f"cell_{i + 1}_second").output for i in range(cells)]
+    seen = keras.Model(encoder.input, outputs)(_IMAGES, training=True)
+    lengths = [float(tf.reduce_mean(tf.norm(each, axis=-1))) for each in seen]
+    assert min(lengths) > 0.1 and max(lengths) < 0.9, lengths
+
+
 def _routed(votes, bias, iterations):
     """The definition, on votes `[B, I, P, J, D]` in float64; returns `[B, P, J, D]`."""
     logits = np.zeros(votes.shape[:-1])
