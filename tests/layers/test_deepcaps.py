@@ -40,9 +40,10 @@ def test_the_sizes_of_the_authors_code(shape, parameters, children):
 @pytest.mark.parametrize("size, cells", [("paper", 4), ("small", 3)])
 def test_capsules_of_all_cells_begin_with_some_length(size, cells):
     keras.utils.set_random_seed(1)
-    encoder = deepcaps(_SHAPE, 3, size=size).encoder
+    encoder = deepcaps((28, 28, 1), 3, size=size).encoder
+    images = _RANDOM.random([4, 28, 28, 1], np.float32)
     outputs = [encoder.get_layer(f"cell_{i + 1}_second").output for i in range(cells)]
-    seen = keras.Model(encoder.input, outputs)(_IMAGES, training=True)
+    seen = keras.Model(encoder.input, outputs)(images, training=True)
     lengths = [float(tf.reduce_mean(tf.norm(each, axis=-1))) for each in seen]
     assert min(lengths) > 0.1 and max(lengths) < 0.9, lengths
 
