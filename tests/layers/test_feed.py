@@ -241,6 +241,17 @@ def test_what_is_copied_keeps_its_type_and_values():
     assert alone.dtype == tf.int32
 
 
+def test_what_is_on_a_gpu_is_not_copied_from_the_host(monkeypatch, device):
+    copier, called = ahead._copier, []
+    monkeypatch.setattr(
+        ahead, "_copier", lambda *key: called.append(key) or copier(*key)
+    )
+    with tf.device(device):
+        value = tf.constant([0.5])
+    copy = ahead._copy(value, device, stacked=False).result()
+    assert copy.numpy() == 0.5 and bool(called) == ("CPU" in device)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_a_model_without_weights_compiles_its_loop_once(monkeypatch, dtype):
     """The first batches are copied before it has a device."""

@@ -267,14 +267,16 @@ def _copy(value, device, stacked):
     it is. What a compiled loop takes has the same types in either case.
     """
 
+    def to_device(tensor):
+        if tf.DeviceSpec.from_string(tensor.device).device_type == "CPU":
+            return _copier(device, tensor.dtype)(tensor)
+        with tf.device(device):
+            return tf.identity(tensor)
+
     def moved(value):
         if not device:
             return value
-        return tf.nest.map_structure(
-            lambda each: _copier(device, each.dtype)(each),
-            value,
-            expand_composites=True,
-        )
+        return tf.nest.map_structure(to_device, value, expand_composites=True)
 
     def copy():
         if value is None:
