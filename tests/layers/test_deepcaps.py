@@ -12,9 +12,8 @@ from tf_capsops.losses import MarginLoss
 from tf_capsops.models import deepcaps
 from tf_capsops.models.deepcaps import GlobalSlimCaps2D
 
-_RANDOM = np.random.default_rng(4)
 _SHAPE = (13, 9, 2)
-_IMAGES = _RANDOM.random([6, *_SHAPE], np.float32)
+_IMAGES = np.random.default_rng(4).random([6, *_SHAPE], np.float32)
 _LABELS = np.arange(6) % 3
 
 
@@ -41,7 +40,7 @@ def test_the_sizes_of_the_authors_code(shape, parameters, children):
 def test_capsules_of_all_cells_begin_with_some_length(size, cells):
     keras.utils.set_random_seed(1)
     encoder = deepcaps((28, 28, 1), 3, size=size).encoder
-    images = _RANDOM.random([4, 28, 28, 1], np.float32)
+    images = np.random.default_rng(4).random([4, 28, 28, 1], np.float32)
     outputs = [encoder.get_layer(f"cell_{i + 1}_second").output for i in range(cells)]
     seen = keras.Model(encoder.input, outputs)(images, training=True)
     lengths = [float(tf.reduce_mean(tf.norm(each, axis=-1))) for each in seen]
@@ -74,7 +73,7 @@ def test_routing_is_over_all_pixels(iterations, strides, device):
         bias_initializer="random_normal",
         dtype="float64",
     )
-    capsules = _RANDOM.normal(size=[2, 5, 3, 4, 6])
+    capsules = np.random.default_rng(4).normal(size=[2, 5, 3, 4, 6])
     found = layer(capsules)
     size = [-(-5 // strides), -(-3 // strides)]
     assert found.shape == (2, *size, 3, 2)
@@ -110,7 +109,7 @@ def test_other_routing_and_open_sizes_are_refused(options, shape, text):
 
 
 def test_half_precision_routes_in_float32(device):
-    capsules = _RANDOM.normal(size=[2, 4, 4, 3, 8]).astype(np.float32)
+    capsules = np.random.default_rng(4).normal(size=[2, 4, 4, 3, 8]).astype(np.float32)
     keras.utils.set_random_seed(1)
     exact = GlobalSlimCaps2D(4, 8, 3, padding="same")(capsules)
     for policy, error in (("mixed_float16", 2e-3), ("mixed_bfloat16", 2e-2)):
