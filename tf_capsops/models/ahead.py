@@ -294,11 +294,11 @@ def _copy(value, device, stacked):
 
 @functools.cache
 def _copier(device, dtype):
-    """Returns a function that copies a tensor to a device through page-locked memory.
+    """Returns a function that copies a tensor from the host to a device.
 
-    From other memory, the GPU's driver copies through a buffer of its own: slowly, and
-    it launches nothing before the copy has ended. In a function, TensorFlow
-    allocates page-locked memory for what an operation on the CPU gives to a GPU.
+    In a function, TensorFlow allocates page-locked memory for what an operation on the
+    CPU gives to a GPU. From other memory the driver copies more slowly, and launches no
+    kernels meanwhile.
     """
 
     @tf.function(input_signature=[tf.TensorSpec(None, dtype)], autograph=False)

@@ -329,9 +329,10 @@ def _cell(capsules, types, dim, name, routed, dtype):
             strides=strides,
             padding="same",
             use_bias=False,
-            # Squashing shortens short vectors the more, the shorter they are. With
-            # Glorot's initializer those of the third cell are zero, and learn nothing
-            # for epochs. With weights twice as large, they begin with half a unit.
+            # A squash shortens a vector the more, the shorter it is. With Glorot's
+            # initializer nothing is left in the third cell, and some networks learn
+            # nothing for an epoch. With weights twice as large, lengths begin around
+            # a half.
             kernel_initializer=keras.initializers.VarianceScaling(
                 4.0, "fan_avg", "uniform"
             ),
