@@ -82,7 +82,9 @@ def test_a_name_says_what_is_trained_on_what(name):
     model = recipe.model
     if name in _WITH_PRESET:
         model += f"_{recipe.preset}"
-    assert what == (f"inq{recipe.bits}" if recipe.bits else recipe.routing or model)
+    rounded = f"a{recipe.activation_bits}" if recipe.activation_bits else ""
+    quantized = f"inq{recipe.bits}{rounded}"
+    assert what == (quantized if recipe.bits else recipe.routing or model)
     if recipe.bits:
         assert recipes.find(recipe.trained).data == recipe.data
     # A result of today is a result of the same recipe when it is read again.

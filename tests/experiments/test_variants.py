@@ -81,6 +81,8 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
         ("seed", trained, ["--seed", "2", *one_step]),
         ("data", trained, ["--seed", "1", "--data", "digits.npz", *one_step]),
         ("bits", trained, ["--seed", "1", "--bits", "6", *one_step]),
+        ("rounded", trained, ["--seed", "1", "--activation-bits", "8"]),
+        ("channels", trained, ["--seed", "1", "--per-channel"]),
         ("file", "runs/stopped/checkpoint.keras", ["--seed", "1", *one_step]),
         ("stopped", "runs/stopped", ["--seed", "1", *one_step]),
     ):
@@ -102,7 +104,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
         (QUANTIZED, ["steps", "epochs"]),
         (QUANTIZED, ["trained"]),
         (QUANTIZED, []),
-        *[(None, None)] * 5,
+        *[(None, None)] * 7,
     ]
     assert main(["report", QUANTIZED, "--read-only"]) == 0
     assert results.finished(work, QUANTIZED, 1).name == "same-quantized"

@@ -166,12 +166,14 @@ def _recipe(source, args, seed):
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
         return other  # another model of the run
-    if args.per_channel or args.activation_bits or args.routing_bits:
-        return other  # recipes have the paper's code books, and round nothing else
+    if args.routing_bits:
+        return other
     own = runs.read_config(source)
     if args.data and data.absolute(args.data) != own.get("data"):
         return other
-    name = recipes.quantizing(own.get("recipe"), args.bits)
+    name = recipes.quantizing(
+        own.get("recipe"), args.bits, args.activation_bits, args.per_channel
+    )
     finished = (source / runs.RESULT).is_file()
     if name is None or not finished or own.get("seed") != seed:
         return other
@@ -209,7 +211,9 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     report["layers"] = [dataclasses.asdict(each) for each in layers]
     runs.write_json(directory / REPORT, report)
     part = report["part"]
-    accuracy = {"part": part, "images": after.images, "wrong": after.wrong}
+    # Only codes.keras rounds activations.
+    judged = coded if steps.activation_bits else after
+    accuracy = {"part": part, "images": judged.images, "wrong": judged.wrong}
     accuracy["wrong_with_codes"] = coded.wrong
     callbacks.write_result(directory, model, clock, accuracy)
     print(

@@ -130,9 +130,12 @@ def settings_of_recipe(name):
     epochs = recipes.epochs_per_step(trained["epochs"])
     steps = recipes.quantization_steps(recipe.bits)
     kept = ("batch_size", "learning_rate", "distortion")
+    # Runs of recipes with neither may lack both.
+    rounding = {key: getattr(recipe, key) for key in ("activation_bits", "per_channel")}
     return {
         "trained": trained,
         "bits": recipe.bits,
+        **{key: value for key, value in rounding.items() if value},
         "steps": steps,
         "epochs_per_step": epochs,
         "epochs": epochs * len(steps),

@@ -53,4 +53,7 @@ def run(args):
     given += ["--output", args.output or runs.ROOT / args.recipe]
     given += [] if args.seed is None else ["--seed", args.seed]
     given += ["--nondeterministic"] if args.nondeterministic else []
+    given += ["--per-channel"] if recipe.per_channel else []
+    if recipe.activation_bits:
+        given += ["--activation-bits", recipe.activation_bits]
     return quantize.run(parser.parse_args([*map(str, given)]))

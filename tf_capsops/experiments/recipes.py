@@ -4,7 +4,8 @@
 
 A name says what is trained and on what. The first part is a `--model`, or one with its
 preset, as `p_capsnet_tiny`; `em` or `vb`, the rules by which matrix_capsnet routes; or
-`inq` and a number of bits, for a capsnet that is quantized after its training. The
+`inq` and a number of bits, for a capsnet that is quantized after its training, with
+`a8` if its activations have 8 bits and each output channel a code book of its own. The
 second part is a `--data`.
 """
 
@@ -45,7 +46,9 @@ class Recipe:
       routing: the rule of matrix_capsnet.
       changes: fields of the preset; entries of `network` are added to those it has.
       paper: the error of one network; `ensemble` that of several which vote.
-      bits: of a weight, where another recipe's network, `trained`, is quantized.
+      bits: of a weight, where another recipe's network, `trained`, is quantized, with
+        `activation_bits` if activations are rounded, and a code book for each output
+        channel if `per_channel`.
     """
 
     data: str
@@ -57,6 +60,8 @@ class Recipe:
     ensemble: Paper | None = None
     votes: bool = False
     bits: int | None = None
+    activation_bits: int | None = None
+    per_channel: bool = False
     trained: str | None = None
 
     def settings(self):
@@ -118,6 +123,7 @@ _BUDGET = {
     "distortion": presets.Distortion(shift=4.0, flip=0.5),
 }
 _DEEPCAPS = "Rajasegaran et al. 2019, several networks voting"
+_IN_8_BITS = {"activation_bits": 8, "per_channel": True}
 _DRAWN = {"epochs": 10}  # of 60,000 images with masks, which are drawn anew each time
 
 
@@ -128,8 +134,9 @@ def _of_photographs(name):
     return Recipe("cifar10_jpeg", model, preset, routing, _BUDGET, paper)
 
 
-def _quantized(data, preset, bits):
-    return Recipe(data, "capsnet", preset, bits=bits, trained=f"capsnet-{data}")
+def _quantized(data, preset, bits, **more):
+    trained = f"capsnet-{data}"
+    return Recipe(data, "capsnet", preset, bits=bits, trained=trained, **more)
 
 
 RECIPES = {
@@ -219,6 +226,11 @@ RECIPES = {
     "inq5-mnist": _quantized("mnist", "sabour", 5),
     "inq4-mnist": _quantized("mnist", "sabour", 4),
     "inq3-mnist": _quantized("mnist", "sabour", 3),
+    **{
+        f"inq{bits}a8-{data}": _quantized(data, "sabour", bits, **_IN_8_BITS)
+        for data in ("mnist", "fashion_mnist")
+        for bits in (5, 4, 3)
+    },
     "deepcaps-mnist": Recipe("mnist", "deepcaps", "paper"),
     "deepcaps-fashion_mnist": Recipe(
         "fashion_mnist",
@@ -306,10 +318,12 @@ def check_data(name, dataset):
             )
 
 
-def quantizing(trained, bits):
+def quantizing(trained, bits, activation_bits, per_channel):
     """Returns the name of the recipe that quantizes runs of another, or None."""
+    wanted = trained, bits, activation_bits, per_channel
     for name, recipe in RECIPES.items():
-        if recipe.bits == bits and recipe.trained == trained:
+        own = recipe.trained, recipe.bits, recipe.activation_bits, recipe.per_channel
+        if own == wanted:
             return name
     return None
 
