@@ -388,3 +388,19 @@ def test_compile_may_ask_for_steps(as_on_a_gpu, seen):
     model.fit(X, Y, batch_size=BATCH, verbose=0, callbacks=[grouping.Bar()])
     assert [batch for batch, _ in seen] == [2, 5, 8, 11]
     assert model.steps_per_execution == 3
+
+
+@pytest.mark.parametrize("epochs, steps", [(2, None), (3, 4)])
+def test_a_callback_may_have_the_step_traced_again(
+    as_on_a_gpu, fit, epochs, steps, monkeypatch
+):
+    class Again(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.make_train_function(force=True)
+
+    arguments = {"epochs": epochs, "steps_per_epoch": steps}
+    again = fit([Again()], **arguments)
+    assert again == fit(**arguments)
+    monkeypatch.setattr(grouping, "gpu_of", lambda model: None)
+    alone = fit([Again()], **arguments)
+    assert again[0] == alone[0] and again[2] == alone[2]
