@@ -235,19 +235,22 @@ def errors(model, x, y):
 
 
 def late(model, x, y):
-    """Returns the losses that a progress bar sees of executions of two batches."""
+    """Returns losses that the bar sees of executions of two batches, and of epochs."""
     losses = []
 
     class Bar(grouping.Bar):
         def on_train_batch_end(self, batch, logs=None):
-            losses.append(float(logs["loss"]))
+            losses.append(float(logs.get("loss", 0)))  # none yet in the first one
             super().on_train_batch_end(batch, logs)
 
     found = grouping.gpu_of
     grouping.gpu_of = lambda model: DEVICES[0]
-    fit(model, x, y, batch_size=2, epochs=2, callbacks=[Bar()])
+    more = {"validation_data": (x, y), "callbacks": [Bar()]}
+    history = model.fit(
+        *(x, y), batch_size=2, epochs=3, shuffle=False, verbose=0, **more
+    ).history
     grouping.gpu_of = found
-    return losses
+    return losses + [each for values in history.values() for each in values]
 
 
 class Recording(tf.distribute.ReductionToOneDevice):

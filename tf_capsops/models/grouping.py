@@ -4,8 +4,9 @@
 
 After each execution Keras converts losses and metrics to numbers, which waits until the
 GPU has computed them, and only then launches the next execution. Passing the logs of
-the previous execution instead lets the host launch the next one at once. The logs of an
-epoch come from the metrics at its end, and are exact.
+the previous execution instead lets the host launch the next one at once; the first one
+of an epoch has none. The logs of an epoch come from the metrics at its end, and are
+exact.
 """
 
 import dataclasses
@@ -30,10 +31,12 @@ class Plan:
     Attributes:
       steps: how many make an execution.
       late: whether Keras gets the logs of the execution before.
+      least: how many batches an epoch has at least, as far as that is known.
       ahead: whether batches are copied to the GPU before their step.
     """
 
     steps: int
+    least: int = 0
     late: bool = False
     ahead: bool = False
 
@@ -68,19 +71,28 @@ class Logs:
         self._model = model
         self._names = None
         self._before = None
+        self._last = None
 
     def reset(self):
-        """Has the next execution return its own logs."""
-        self._before = None
+        """Forgets the executions so far."""
+        self._before = self._last = None
 
-    def delay(self, logs):
+    def delay(self, logs, left):
         """Returns the logs of the execution before, and keeps these.
 
         Args:
           logs: the logs of an execution, or a function that returns them.
+          left: how many batches of the epoch follow at least, None if not known.
+
+        Returns:
+          Those of this execution if there is none before and none may follow, or
+          nothing if there is none before.
         """
         if callable(logs):
-            return self._later(in_thread(logs))
+            logs = in_thread(logs)
+            if left == 0:
+                self._last = logs
+            return self._later(logs, left)
         if self._names is None:
             self._names = {*self._model.get_metrics_result()}
         if not isinstance(logs, dict) or {*logs} != self._names:
@@ -90,10 +102,18 @@ class Logs:
         # A copy from a GPU starts when this has done all that it was given before, so
         # there is one for all logs, and it begins before the next execution.
         packed = _packed([*logs.values()])
-        return self._later(in_thread(lambda: dict(zip(logs, packed.numpy()))))
+        numbers = in_thread(lambda: dict(zip(logs, packed.numpy())))
+        return self._later(numbers, left)
 
-    def _later(self, own):
+    def take_last(self):
+        """Returns the logs of an epoch's last execution once, None if not kept."""
+        last, self._last = self._last, None
+        return last and last.result()
+
+    def _later(self, own, left):
         before, self._before = self._before, own
+        if not before and left:
+            return {}
         return (before or own).result()
 
 
@@ -125,6 +145,13 @@ class Run:
     def length(self):
         """The batches of an epoch, if one iterator has all epochs, else None."""
         return self.epochs and self.epochs.length
+
+    @property
+    def left(self):
+        """How many batches of the epoch follow at least, None if not known."""
+        if self.length:
+            return self.length - self.steps
+        return max(0, self.plan.least - self.steps) or None
 
     def wanted(self):
         """Returns how many steps the next execution has, if there are batches."""
@@ -169,20 +196,20 @@ def plan(model, arguments, length=None):
     grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
     if not grouped or _see_batches(callbacks):
         return Plan(steps, ahead=ahead)
+    total, whole = epochs.limit(arguments), epochs.whole_batches(arguments)
     if steps == 1:
-        total = epochs.limit(arguments)
         if total and not length:
             # Keras counts whole executions, so their steps must divide the epoch's.
             steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
         else:
-            whole = total or epochs.whole_batches(arguments)
-            steps = steps_at_once(_STEPS if whole is None else whole)
+            steps = steps_at_once(total or whole or _STEPS)
     callbacks = keras.tree.flatten(callbacks or [])
     has_bar = any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks)
     if arguments.get("verbose", "auto") and not has_bar:
         callbacks.append(Bar())
     arguments["callbacks"] = callbacks
-    return Plan(steps, late=True, ahead=ahead)
+    least = min(whole or 0, total or whole or 0)
+    return Plan(steps, late=True, least=least, ahead=ahead)
 
 
 def steps_at_once(batches):

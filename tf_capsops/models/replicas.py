@@ -21,6 +21,7 @@ from tf_capsops.models.ahead import in_thread
 from tf_capsops.models.loop import compiler, nth, repeat
 
 _SUM = tf.distribute.ReduceOp.SUM
+_OURS = "keras", "tf_capsops"
 
 
 def train_step(model):
@@ -118,11 +119,12 @@ def _run_each(logs, step, shares, steps):
 
 
 class Metrics:
-    """Collects each replica's metrics without stalling the GPUs.
+    """Collects and resets each replica's metrics without stalling the GPUs.
 
     A function that returns values of several devices copies them to one device, which
     waits for all of them. So each device packs its own values outside of the function,
-    and the host adds them up.
+    and the host adds them up. It also resets its own in one call, where Keras takes one
+    for each variable and device.
 
     Args:
       model: the model.
@@ -137,7 +139,7 @@ class Metrics:
         """Whether every metrics variable is a sum over replicas."""
         if not isinstance(self._strategy, tf.distribute.MirroredStrategy):
             return False
-        if type(self._model).get_metrics_result is not keras.Model.get_metrics_result:
+        if has_own(self._model, "get_metrics_result"):
             return False
         replicas = self._strategy.num_replicas_in_sync
         return all(
@@ -150,15 +152,25 @@ class Metrics:
 
     def later(self):
         """Returns a function that computes the model's logs as of now."""
-        variables, copies = self._model.metrics_variables, []
-        local = self._strategy.experimental_local_results
+        copies = [in_thread(each.numpy) for each in self._on_each(_packed)]
+        return functools.partial(self._result, self._model.metrics_variables, copies)
+
+    def reset(self):
+        """Resets the metrics, and returns whether it could."""
+        if not self.are_sums or not _reset_to_zero(self._model.metrics):
+            return False
+        self._on_each(_set_to_zero)
+        return True
+
+    def _on_each(self, function):
+        """Calls a function of the variables of each device there."""
+        local, results = self._strategy.experimental_local_results, []
         devices = self._strategy.extended.worker_devices
-        for device, *own in zip(
-            devices, *(local(each.value) for each in variables), strict=True
-        ):
+        values = [local(each.value) for each in self._model.metrics_variables]
+        for device, *own in zip(devices, *values, strict=True):
             with tf.device(device):
-                copies.append(in_thread(_packed(own).numpy))
-        return functools.partial(self._result, variables, copies)
+                results.append(function(own))
+        return results
 
     def _result(self, variables, copies):
         added, values = sum(each.result() for each in copies), []
@@ -168,7 +180,7 @@ class Metrics:
                 value, added = added[:size], added[size:]
                 values.append(tf.cast(value.reshape(variable.shape), variable.dtype))
             with keras.StatelessScope(zip(variables, values)):
-                return self._model.get_metrics_result()
+                return keras.Model.get_metrics_result(self._model)
 
 
 @tf.function(reduce_retracing=True)
@@ -176,6 +188,20 @@ def _packed(variables):
     """Returns the values of variables as one vector."""
     flat = [tf.cast(tf.reshape(each, [-1]), tf.float64) for each in variables]
     return tf.concat(flat, axis=0)
+
+
+@tf.function(reduce_retracing=True)
+def _set_to_zero(variables):
+    for each in variables:
+        each.assign(tf.zeros_like(each))
+
+
+def _reset_to_zero(metrics):
+    """Whether metrics are Keras' own or ours, all of which begin with zeros."""
+    return all(
+        _root(type(each)) in _OURS and _reset_to_zero(getattr(each, "metrics", ()))
+        for each in metrics
+    )
 
 
 def _may_use_xla(model):
@@ -229,9 +255,14 @@ def _count(batch):
 
 
 def has_own(model, step):
-    """Whether a model's `train_step` or `test_step` is neither Keras' nor ours."""
+    """Whether a method of a model, as `train_step`, is neither Keras' nor ours."""
     owner = next(each for each in type(model).__mro__ if step in vars(each))
-    return owner.__module__.partition(".")[0] not in ("keras", "tf_capsops")
+    return _root(owner) not in _OURS
+
+
+def _root(kind):
+    """Returns the name of the package that defines a class."""
+    return kind.__module__.partition(".")[0]
 
 
 class _Logs:

@@ -141,8 +141,14 @@ class Unrolled:
             if getattr(self.test_function, "run", None):
                 self.test_function.run.close()
 
+    def get_metrics_result(self):
+        run = getattr(self.train_function, "run", None)
+        # `fit` asks for the metrics of an epoch once, after its last execution.
+        return (run and run.logs.take_last()) or super().get_metrics_result()
+
     def reset_metrics(self):
-        super().reset_metrics()
+        if not replicas.Metrics(self).reset():
+            super().reset_metrics()
         # `fit` does this at the beginning of an epoch.
         run = getattr(self.train_function, "run", None)
         if run:
@@ -203,7 +209,7 @@ class _Function:
             raise StopIteration
         run.steps += steps if on_data else 0
         if run.plan.late and on_data:
-            return run.logs.delay(logs)
+            return run.logs.delay(logs, run.left)
         return logs() if callable(logs) else logs
 
     def _check(self, batch):
