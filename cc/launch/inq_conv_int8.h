@@ -13,8 +13,9 @@
 // smallest weight of each output channel. NaN gives q = 0; zero_point is 0 to 255.
 //
 // T is float, double, Float16 or BFloat16. On a CPU sums are int32 and exact, and a
-// code past the book is an error that names its index. A GPU sums in float or, if T is
-// double, in double, and reads such a code as 0.
+// code past the book is an error that names its index. A GPU reads such a code as 0.
+// Its path "int8" has the same exact sums; the path "float" sums in float or, if T is
+// double, in double. On a GPU input and output are aligned to 16 bytes.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Rounds activations to 8-bit numbers, convolves these by InqConv's kernel paths, and
-// scales the sums. The numbers are exact in TF32.
+// Chooses the kernel path of convolutions of 8-bit activations. The path "float" is
+// here: it rounds activations to 8-bit numbers, convolves these by InqConv's kernel
+// paths, and scales the sums. The numbers are exact in TF32.
 #include <cstdint>
 
 #include "cc/launch/inq_conv_int8.h"
 #include "cuda/common/types.cuh"
 #include "cuda/inq_conv/codes.cuh"
+#include "cuda/inq_conv/paths.h"
 
 namespace capsops::inq_conv_int8 {
 namespace {
@@ -63,7 +65,8 @@ Int8Plan<GpuExec, T> PlanFloat(const GpuExec& exec, const Problem& p) {
 template <typename T>
 Int8Plan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   return Choose<Int8Plan<GpuExec, T>>(
-      Forward::kName, {{"float", [&] { return PlanFloat<T>(exec, p); }}});
+      Forward::kName, {{"int8", [&] { return int8::PlanForward<T>(exec, p); }},
+                       {"float", [&] { return PlanFloat<T>(exec, p); }}});
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, Int8Plan, GpuExec)

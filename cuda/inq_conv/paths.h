@@ -9,6 +9,7 @@
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/inq_conv.h"
+#include "cc/launch/inq_conv_int8.h"
 #include "cuda/capsule_conv/tasks.cuh"
 
 namespace capsops::inq_conv {
@@ -49,3 +50,7 @@ InqPlan<GpuExec, T> PlanConvolution(const Convolution& conv,
 }  // namespace widened
 
 }  // namespace capsops::inq_conv
+
+namespace capsops::inq_conv_int8::int8 {
+CAPSOPS_DECLARE_PLANNER(PlanForward, Int8Plan, GpuExec)
+}  // namespace capsops::inq_conv_int8::int8
