@@ -1,14 +1,15 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Times convolutions of 8-bit activations on a CPU, next to other 8-bit convolutions.
+"""Times convolutions of 8-bit activations, next to other convolutions.
 
-    python -m benchmarks.int8 --output docs/measured/NAME.json
+    python -m benchmarks.int8 --output docs/measured/NAME.json [--device GPU]
 
 The rivals are `tf.nn.conv2d` in float32, `inq_conv2d` of float activations, the int8
-mode of `keras.layers.Dense`, and TFLite, whose weights have 8 bits. Images and outputs
-are float32 for all of them. A time is the median of calls that are interleaved with
-those of the rivals. Keras has no int8 mode of convolutions. Then a whole `capsnet` for
-MNIST, with its decoder, in floating point and quantized.
+mode of `keras.layers.Dense`, and on a CPU TFLite, whose weights have 8 bits. Images and
+outputs are float32 for all of them. A time on a CPU is the median of calls that are
+interleaved with those of the rivals; on a GPU it is that in which a call's kernels run.
+Keras has no int8 mode of convolutions. Then a whole `capsnet` for MNIST, with its
+decoder, in floating point and quantized.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_capsops
+from tf_capsops.bench import trace
 from tf_capsops.inq.kernels import layers_and_kernels
 from tf_capsops.machine import machine
 
@@ -35,10 +37,14 @@ _SHAPES = {
     "56x56, 64 to 64, 3x3": ((56, 56, 64), 3, 64, 1, "SAME"),
     "dense, 1152 to 512": ((1, 1, 1152), 1, 512, 1, "SAME"),
 }
-_BATCHES = (1, 8)
+_BATCHES = {"CPU": (1, 8), "GPU": (8, 128)}
 _INT8 = {f"int8, {bits} bits": bits for bits in (3, 4, 5)}
-_NETWORK_BATCHES = (1, 8, 32)
-_COLUMNS = ("conv2d", "inq_conv2d", *_INT8, "Keras int8", "TFLite int8")
+_NETWORK_BATCHES = {"CPU": (1, 8, 32), "GPU": (1, 32, 512)}
+
+
+def _columns(device: str) -> list[str]:
+    rivals = ["Keras int8", "TFLite int8"] if device == "CPU" else ["Keras int8"]
+    return ["conv2d", "inq_conv2d", *_INT8, *rivals]
 
 
 def _tflite(image: np.ndarray, weights: np.ndarray, stride: int, padding: str) -> bytes:
@@ -71,7 +77,9 @@ def _interpreted(file: bytes) -> Callable:
     return run
 
 
-def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]]:
+def _methods(
+    name: str, batch: int, device: str
+) -> tuple[dict[str, Callable], dict[str, int]]:
     """Returns functions of the images, and the bytes of their weights."""
     shape, kernel, filters, stride, padding = _SHAPES[name]
     rng = np.random.default_rng(0)
@@ -102,9 +110,10 @@ def _methods(name: str, batch: int) -> tuple[dict[str, Callable], dict[str, int]
         methods["Keras int8"] = lambda images: model(tf.reshape(images, [batch, -1]))
         sizes["Keras int8"] = sum(w.numpy().nbytes for w in model.weights)
     compiled = {column: tf.function(method) for column, method in methods.items()}
-    file = _tflite(images, weights, stride, padding)
-    compiled["TFLite int8"] = _interpreted(file)
-    sizes["TFLite file"] = len(file)
+    if device == "CPU":
+        file = _tflite(images, weights, stride, padding)
+        compiled["TFLite int8"] = _interpreted(file)
+        sizes["TFLite file"] = len(file)
     tensor = tf.constant(images)
     return {c: lambda run=run: run(tensor) for c, run in compiled.items()}, sizes
 
@@ -136,8 +145,10 @@ def _closed(function: Callable, given: dict) -> Callable:
     return lambda images: function(images, **given)
 
 
-def _times(methods: dict[str, Callable], rounds: int) -> dict[str, float]:
-    """Returns medians in ms, of calls that take turns."""
+def _times(methods: dict[str, Callable], rounds: int, device: str) -> dict[str, float]:
+    """Returns ms: medians of calls that take turns, or of the kernels of a call."""
+    if device == "GPU":
+        return {column: _kernel_time(run, rounds) for column, run in methods.items()}
     found: dict[str, list[float]] = {column: [] for column in methods}
     for turn in range(rounds + 3):  # the first three warm up
         for column, run in methods.items():
@@ -148,40 +159,59 @@ def _times(methods: dict[str, Callable], rounds: int) -> dict[str, float]:
     return {column: 1e3 * statistics.median(each) for column, each in found.items()}
 
 
+def _kernel_time(run: Callable, calls: int) -> float:
+    """Returns the ms in which a GPU computes, of a mean call."""
+
+    def several():
+        for _ in range(calls):
+            result = run()
+        keras.tree.map_structure(np.array, result)  # waits
+
+    several()
+    seconds, _ = trace.gpu_work(several)
+    return 1e3 * seconds / calls
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--rounds", type=int, default=51)
     parser.add_argument("--processor", help="the processor's name")
+    parser.add_argument("--device", choices=_BATCHES, default="CPU")
     options = parser.parse_args()
+    device = options.device
     times, weights = [], []
     for name in _SHAPES:
-        for batch in _BATCHES:
-            methods, sizes = _methods(name, batch)
-            taken = _times(methods, options.rounds)
-            row = [f"{taken[c]:.3g}" if c in taken else "" for c in _COLUMNS]
+        for batch in _BATCHES[device]:
+            methods, sizes = _methods(name, batch, device)
+            taken = _times(methods, options.rounds, device)
+            row = [f"{taken[c]:.3g}" if c in taken else "" for c in _columns(device)]
             times.append([name, str(batch), *row])
             print(*times[-1], sep="\t", flush=True)
         weights.append({"": name, **{c: f"{n:,}" for c, n in sizes.items()}})
     networks = []
-    for batch in _NETWORK_BATCHES:
-        taken = _times(_networks(batch), options.rounds)
+    for batch in _NETWORK_BATCHES[device]:
+        taken = _times(_networks(batch), options.rounds, device)
         networks.append([str(batch), *(f"{each:.3g}" for each in taken.values())])
         print(*networks[-1], sep="\t", flush=True)
     columns = [*dict.fromkeys(column for row in weights for column in row)]
     here = machine()
-    tables = {
-        "int8_cpu": (["in ms", "batch", *_COLUMNS], times),
-        "int8_networks": (["ms, by images", *taken], networks),
-        "int8_bytes": (columns, [[r.get(c, "") for c in columns] for r in weights]),
-    }
+    convolutions = ["in ms", "batch", *_columns(device)], times
+    of_networks = ["ms, by images", *taken], networks
+    if device == "CPU":
+        sizes = [[each.get(c, "") for c in columns] for each in weights]
+        tables = {"int8_bytes": (columns, sizes)}
+        tables |= {"int8_cpu": convolutions, "int8_networks": of_networks}
+    else:
+        tables = {"int8_gpu": convolutions, "int8_networks_gpu": of_networks}
     run = {
         **here,
         "cpu": options.processor or here["cpu"],
-        "command": f"python -m benchmarks.int8 --rounds {options.rounds}",
-        "tf32": None,
+        "command": f"python -m benchmarks.int8 --rounds {options.rounds}"
+        + (f" --device {device}" if device == "GPU" else ""),
+        "tf32": True if device == "GPU" else None,
         "tables": {
-            name: {"op": None, "device": "CPU", "columns": columns, "rows": rows}
+            name: {"op": None, "device": device, "columns": columns, "rows": rows}
             for name, (columns, rows) in tables.items()
         },
     }

@@ -147,8 +147,17 @@ def device(request):
         yield request.param
 
 
+_first_states = {}  # of the generators `_RANDOM` of modules
+
+
 @pytest.fixture(autouse=True)
-def _every_test_starts_alike():
+def _every_test_starts_alike(request):
+    """Gives each test the same numbers of `_RANDOM`, whichever ran before it."""
+    random = getattr(getattr(request.node, "module", None), "_RANDOM", None)
+    if random is not None:
+        state = random.bit_generator.state
+        first = _first_states.setdefault(request.node.module.__name__, state)
+        random.bit_generator.state = first
     yield
     tf.config.experimental.enable_tensor_float_32_execution(False)
 
