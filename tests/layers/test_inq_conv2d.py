@@ -14,8 +14,10 @@ import tolerances
 from parameterized import parameterized
 from reference import capsule_conv
 
+import tf_capsops
 from tf_capsops import inq
-from tf_capsops.layers import InqConv2D, InqDense, InqDepthwiseConv2D
+from tf_capsops.layers import Conv2D, InqConv2D, InqDense, InqDepthwiseConv2D
+from tf_capsops.layers.conv2d import has_gpus
 
 _CASES = {
     "valid": ({"kernel_size": (2, 3)}, (2, 6, 7, 5)),
@@ -25,6 +27,7 @@ _CASES = {
         {"kernel_size": (3, 2), "padding": "same", "dilation_rate": (1, 2)},
         (3, 5, 6, 2),
     ),
+    "pixels": ({"kernel_size": 1}, (2, 5, 6, 4)),
 }
 
 
@@ -82,6 +85,41 @@ def test_is_a_convolution_with_the_kernel(device, dtype, bits, case):
     tolerances.assert_close(
         result, _reference(images, layer), _plain(layer, images.shape)(images)
     )
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize(
+    "kernel_size, activation, channels",
+    [(1, None, 4), (1, "relu", 4), (3, "relu", 1)],
+)
+def test_cpus_compute_some_as_the_layer_of_numbers(
+    kernel_size, activation, channels, per_channel
+):
+    if has_gpus():
+        pytest.skip("GPUs convolve codes")
+    random = np.random.default_rng(8)
+    shape = (2, 6, 7, channels)
+    layer = InqConv2D(
+        17, kernel_size, bits=4, per_channel=per_channel, activation=activation
+    )
+    plain = Conv2D(17, kernel_size, activation=activation)
+    for each in (layer, plain):
+        each.build(shape)
+        each.bias.assign(random.normal(size=17))
+    layer.set_kernel(random.normal(size=layer.codes.shape))
+    plain.set_weights([layer.kernel, layer.bias])
+    images = tf.constant(random.normal(size=shape), tf.float32)
+    # The gradient reaches the input by the ops of the layer of numbers, too.
+    results = []
+    for each in (layer, plain):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            outputs = each(images)
+        results.append((outputs, tape.gradient(outputs, images)))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with tf_capsops.portable():
+        np.testing.assert_allclose(layer(images), outputs, rtol=1e-5, atol=1e-5)
 
 
 def test_bias_and_activation_follow_the_convolution(device):

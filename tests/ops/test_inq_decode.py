@@ -16,6 +16,7 @@ from refusals import at_once_or_by_shape, every_way, mismatch
 from registrations import bare
 
 import tf_capsops
+from tf_capsops.ops.inq_conv import powers_of_two
 from tf_capsops.ops.inq_decode import inq_decode
 
 # Around the lanes of vectors, and sizes that several threads share.
@@ -143,3 +144,14 @@ def test_scales_have_no_gradient(device):
     with tf.GradientTape() as tape:
         weights = bare().inq_decode(tf.ones([3, 1], tf.uint8), scales)
     assert tape.gradient(weights, scales) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_powers_of_two_are_exact(dtype, device):
+    limits = ml_dtypes.finfo(dtype.as_numpy_dtype)
+    exponents = np.arange(limits.minexp, limits.maxexp)
+    beyond = np.array([-(2**31), 2**31 - 1])
+    found = call(powers_of_two, tf.constant([*exponents, *beyond], tf.int64), dtype)
+    assert found.dtype == dtype
+    expected = [*np.ldexp(1.0, exponents), 0, np.inf]
+    np.testing.assert_array_equal(tf.cast(found, tf.float64), expected)

@@ -38,13 +38,12 @@ class Conv2D(keras.layers.Conv2D):
         kernel = self.kernel
         if not (self._rectified and self._is_ours(inputs, kernel)):
             return super().call(inputs)
-        return self._convolved(
-            capsule_conv2d_bias_relu, inputs, kernel, tf.convert_to_tensor(self.bias)
-        )
+        bias = tf.convert_to_tensor(self.bias)
+        return convolved(self, capsule_conv2d_bias_relu, inputs, kernel, bias)
 
     def convolution_op(self, inputs, kernel):
         if self._is_ours(inputs, kernel):
-            return self._convolved(capsule_conv2d, inputs, kernel)
+            return convolved(self, capsule_conv2d, inputs, kernel)
         if self._is_product:
             matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
             return keras.ops.tensordot(inputs, matrix, axes=1)
@@ -79,14 +78,22 @@ class Conv2D(keras.layers.Conv2D):
             return False
         return not _portable.is_on() and ours_is_faster(kernel.shape, inputs.dtype)
 
-    def _convolved(self, op, *tensors):
-        outputs = op(
-            *map(_poses, tensors),
-            strides=self.strides,
-            padding=self.padding.upper(),
-            dilations=self.dilation_rate,
-        )
-        return tf.squeeze(outputs, [-2, -1])
+
+def convolved(layer, op, *tensors):
+    """Calls an op of poses of one number with a layer's strides, padding and dilation.
+
+    Args:
+      layer: A convolution.
+      op: `capsule_conv2d` or `capsule_conv2d_bias_relu`.
+      *tensors: Images, weights and what else the op takes.
+    """
+    outputs = op(
+        *map(_poses, tensors),
+        strides=layer.strides,
+        padding=layer.padding.upper(),
+        dilations=layer.dilation_rate,
+    )
+    return tf.squeeze(outputs, [-2, -1])
 
 
 def ours_is_faster(kernel_shape, dtype):

@@ -2,14 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The convolution whose weights are zero or powers of two."""
 
-import keras
+import math
 
+import keras
+import tensorflow as tf
+
+from tf_capsops import _portable
 from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.conv2d import convolved, has_gpus, ours_is_faster
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
+from tf_capsops.ops.capsule_conv import capsule_conv2d_bias_relu
 from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
+
+# Weights that are decoded in less time than a pass over the outputs takes.
+_MOST_DECODED = 1 << 16
 
 
 @registered
@@ -21,7 +30,9 @@ class InqConv2D(InqLayer):
     reach the input. `tf_capsops.inq.IncrementalQuantization` trains weights for the
     layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
     quantizes weights at once. Regularizers and constraints exist for the bias only. A
-    CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits.
+    CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits. In float32
+    it decodes the weights of windows of one pixel, and few weights with `relu`, for the
+    faster kernels of `Conv2D`.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
@@ -79,13 +90,45 @@ class InqConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqConv2D", images=images)
+        quantized_range = range_of(images)
+        if quantized_range is None and self._is_faster_decoded(images.dtype):
+            return self._convolve_decoded(images)
         return self._convolve(
             images,
-            range_of(images),
+            quantized_range,
             strides=self.strides,
             padding=self.padding.upper(),
             dilations=self.dilation_rate,
         )
+
+    @property
+    def _is_product(self):
+        """Whether windows are single pixels."""
+        return {*self.kernel_size, *self.strides} == {1}
+
+    @property
+    def _is_rectified(self):
+        return self.use_bias and self.activation is keras.activations.relu
+
+    def _is_faster_decoded(self, dtype):
+        """Whether a CPU takes less time to decode, and convolve as `Conv2D` does.
+
+        Windows of one pixel are a product of matrices there. Others have a kernel that
+        adds the bias and rectifies, if `Conv2D` runs ours.
+        """
+        if dtype != tf.float32 or _portable.is_on() or has_gpus():
+            return False
+        shape = self.codes.shape
+        is_small = math.prod(shape) <= _MOST_DECODED
+        is_fused = is_small and self._is_rectified and ours_is_faster(shape, dtype)
+        return self._is_product or is_fused
+
+    def _convolve_decoded(self, images):
+        kernel = self._decoded()
+        if self._is_product:
+            return self._finished(tf.tensordot(images, kernel[0, 0], 1))
+        bias = tf.convert_to_tensor(self.bias)
+        return convolved(self, capsule_conv2d_bias_relu, images, kernel, bias)
 
     def compute_output_shape(self, input_shape):
         shape = checked_images(self, input_shape)

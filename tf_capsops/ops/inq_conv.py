@@ -138,6 +138,11 @@ def decoded(codes, top_exponent, bits, dtype):
 
 def powers_of_two(exponents, dtype):
     """Returns 2 to the power of integers, exactly, or infinity or zero."""
+    if dtype != tf.float64 and not _portable.is_on():
+        # Few ops, because each takes as long as a small layer's decoding. Rounding to
+        # `dtype` removes an error in the last bits of `tf.pow`.
+        exponents = tf.cast(exponents, tf.float64)
+        return tf.cast(tf.pow(tf.constant(2.0, tf.float64), exponents), dtype)
     # A float64 with no bits but those of its biased exponent is a power of two, with 0
     # for zero and 2047 for infinity.
     biased = tf.clip_by_value(tf.cast(exponents, tf.int64) + 1023, 0, 2047)
