@@ -230,12 +230,13 @@ def _threads_table(spec: dict, runs: Sequence[dict]) -> str:
 def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows our times in several types, with the ratios to float32.
 
-    A row names one of our methods, or the quickest of each type is shown.
+    A row names one of our methods, or the quickest of each type is shown. What was
+    measured in one type only is left out.
     """
     dtypes = spec.get("dtypes", _DTYPES)
     rows, sources = [], []
     for label, machine, row, _run, _result in _labelled(spec, runs):
-        cells, first = [], None
+        cells, own, first = [], [], None
         for dtype in dtypes:
             wanted = {"op": spec["op"], **spec.get("where", {}), **row, "dtype": dtype}
             time, source = _our_time(select(runs, wanted), machine, row)
@@ -244,8 +245,10 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
                 text += f" ({time / first:.2f})"
             first = time if dtype == "float32" else first
             cells.append(text)
-            sources += [source] if source else []
-        rows.append([label, *cells])
+            own += [source] if source else []
+        if len(own) > 1:
+            rows.append([label, *cells])
+            sources += own
     return f"{markdown(['in us', *dtypes], rows)}\n{bullets(sources)}"
 
 

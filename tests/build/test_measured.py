@@ -166,12 +166,14 @@ def test_a_table_compares_types(root):
     """Of every case that was measured, where the table names none."""
     spec = {"op": "layers", "show": "dtypes", "where": {"device": "GPU"}}
     _write(root, "tables", {"conv": spec})
-    found = [_of_type("float32", 40), _of_type("bfloat16", 30)]
+    alone = {**_of_type("float32", 9), "case": "in one type"}
+    found = [_of_type("float32", 40), _of_type("bfloat16", 30), alone]
     _write(root, "a_newer", _run(0, "2026-02-02", results=found))
     measured.main([], root)
     text = (root / "README.md").read_text()
     assert "| in us | float32 | bfloat16 | float16 |\n" in text
     assert "| Length, forward | 40 | 30 (0.75) |  |\n" in text
+    assert "in one type" not in text
     assert text.count("- H200, TF32, unknown, 2026-02-02: `tf-capsops bench`\n") == 1
     row = {"label": "a", "case": "Length", "method": "tf_capsops"}
     _write(root, "tables", {"conv": {**spec, "rows": [row]}})
