@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tf-capsops report`: trains what is missing, reads the rest, releases networks."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -291,3 +292,22 @@ def test_half_precision_halves_a_release(work):
     assert sizes[1] < 0.75 * sizes[0]
     card = pathlib.Path("halved", f"{EFFICIENT}.md").read_text()
     assert f"{sizes[1]:,} bytes, weights rounded to half precision" in card
+
+
+@pytest.mark.ci
+def test_a_recipe_with_rounded_activations(work, monkeypatch):
+    shutil.rmtree(f"runs/{QUANTIZED}-seed-1")
+    rounding = {"bits": 3, "activation_bits": 8, "per_channel": True}
+    recipe = dataclasses.replace(recipes.RECIPES[QUANTIZED], **rounding)
+    monkeypatch.setitem(recipes.RECIPES, QUANTIZED, recipe)
+    assert main(["train", "--recipe", QUANTIZED, "--seed", "1"]) == 0
+    run = work / "runs" / QUANTIZED
+    config = json.loads((run / "config.json").read_text())
+    assert {key: config[key] for key in rounding} == rounding
+    assert config["recipe"] == QUANTIZED and config["changed"] == []
+    # The error is that of the file that rounds activations.
+    result = json.loads((run / "result.json").read_text())
+    result |= {"wrong": 7, "wrong_with_codes": 9}
+    (run / "result.json").write_text(json.dumps(result))
+    assert main(["report", QUANTIZED, "--read-only"]) == 0
+    assert [each["wrong"] for each in results_of()["recipes"][QUANTIZED]["runs"]] == [9]

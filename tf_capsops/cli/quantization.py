@@ -211,9 +211,7 @@ def _finish(model, dataset, directory, steps, clock, before, report):
     report["layers"] = [dataclasses.asdict(each) for each in layers]
     runs.write_json(directory / REPORT, report)
     part = report["part"]
-    # Only codes.keras rounds activations.
-    judged = coded if steps.activation_bits else after
-    accuracy = {"part": part, "images": judged.images, "wrong": judged.wrong}
+    accuracy = {"part": part, "images": after.images, "wrong": after.wrong}
     accuracy["wrong_with_codes"] = coded.wrong
     callbacks.write_result(directory, model, clock, accuracy)
     print(

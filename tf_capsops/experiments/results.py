@@ -123,6 +123,7 @@ def outcome(directory):
     """Returns a finished run's result.json, with the images it got wrong by epoch.
 
     With masks, that is the share that Dice coefficients lack of 1, as so many images.
+    A network with rounded activations is judged by its file with codes.
 
     The machine has its name instead of its description.
 
@@ -137,8 +138,11 @@ def outcome(directory):
         by_epoch = callbacks.accuracies(history)[1]
         if judged == "dice":
             by_epoch = history["val_dice"]
+        kept = {key: result[key] for key in (*_KEPT, judged)}
+        if runs.read_config(directory).get("activation_bits"):
+            kept["wrong"] = result["wrong_with_codes"]  # of the file that rounds them
         return {
-            **{key: result[key] for key in (*_KEPT, judged)},
+            **kept,
             "machine": label(on),
             "commit": on["commit"],
             "date": on["date"],

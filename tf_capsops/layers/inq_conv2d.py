@@ -7,7 +7,6 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_capsops import _portable
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.conv2d import convolved, has_gpus, ours_is_faster
 from tf_capsops.layers.data_format import checked_images
@@ -116,7 +115,7 @@ class InqConv2D(InqLayer):
         Windows of one pixel are a product of matrices there. Others have a kernel that
         adds the bias and rectifies, if `Conv2D` runs ours.
         """
-        if dtype != tf.float32 or _portable.is_on() or has_gpus():
+        if not self._may_decode(dtype) or has_gpus():
             return False
         shape = self.codes.shape
         is_small = math.prod(shape) <= _MOST_DECODED

@@ -14,9 +14,10 @@ from tf_capsops.shapes import dimensions
 
 @registered
 class InqDense(InqLayer):
-    """A `keras.layers.Dense` with weights of few bits, by `tf_capsops.inq_conv2d`.
+    """A `keras.layers.Dense` with weights of few bits.
 
     It works like `InqConv2D` with a kernel of one pixel, applied along the last axis.
+    In float32 it decodes the weights for a product of matrices.
 
     Input shape: `[..., C]`, of any rank from 2 on. Output shape: `[..., units]`.
 
@@ -55,10 +56,13 @@ class InqDense(InqLayer):
 
     def call(self, inputs):
         (inputs,) = float_tensors("InqDense", inputs=inputs)
+        quantized_range = range_of(inputs)
+        if quantized_range is None and self._may_decode(inputs.dtype):
+            return self._finished(tf.tensordot(inputs, self._decoded()[0, 0], 1))
         *before, channels = dimensions(inputs)
         # All rows side by side are one image of height 1, in the same order in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
-        outputs = self._convolve(row, range_of(inputs), padding="SAME")
+        outputs = self._convolve(row, quantized_range, padding="SAME")
         return tf.reshape(outputs, [*before, self.units])
 
     def compute_output_shape(self, input_shape):

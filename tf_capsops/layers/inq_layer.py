@@ -109,6 +109,10 @@ class InqLayer(Coded):
             return self._finished(of_numbers(images))
         return self._finished(with_gradient_of(of_numbers, of_integers)(images))
 
+    def _may_decode(self, dtype):
+        """Whether the decoded kernel may be multiplied, as in the layer of numbers."""
+        return dtype == tf.float32 and not _portable.is_on()
+
     def _takes_integers(self, images):
         """Whether rounded images are convolved as integers, which CPUs do faster."""
         if _portable.is_on() or tf.config.get_visible_devices("GPU"):
