@@ -16,7 +16,6 @@ import tensorflow as tf
 import tf_capsops
 from tf_capsops import data, inq
 from tf_capsops.__main__ import main
-from tf_capsops.cli import networks
 from tf_capsops.inq.kernels import layers_and_kernels
 
 pytestmark = pytest.mark.usefixtures("eagerly")
@@ -349,29 +348,6 @@ def test_a_seed_selects_deterministic_kernels(
     config = json.loads((tmp_path / "runs/quantize-images/config.json").read_text())
     assert (config["seed"], config["deterministic"]) == (seed, deterministic)
     assert selected == [True] * deterministic
-
-
-def test_steps_are_grouped_as_in_training(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _classifier("model.keras")
-    _data("images.npz")
-    kept, batches = [], []
-    monkeypatch.setattr(
-        keras.callbacks.History,
-        "on_train_batch_end",
-        lambda history, batch, logs=None: batches.append(batch),
-    )
-    given = ["--data", "images.npz", "--steps", "1", "--epochs-per-step", "1"]
-    given += ["--seed", "1"]
-    for steps in (1, 3):
-        monkeypatch.setattr(networks, "steps_at_once", lambda _, steps=steps: steps)
-        options = ["--batch-size", "5", "--output", f"runs/{steps}"]
-        assert main(["quantize", "model.keras", *given, *options]) == 0
-        model = keras.saving.load_model(f"runs/{steps}/model.keras")
-        kept.append([weight.tolist() for weight in model.get_weights()])
-        assert model.get_compile_config()["steps_per_execution"] == 1
-    assert kept[0] == kept[1]
-    assert batches == [*range(6), 2, 5]
 
 
 @pytest.mark.parametrize(

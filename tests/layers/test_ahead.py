@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops.cli.callbacks import Boards
+from tf_capsops.cli.callbacks import Boards, Hold
 from tf_capsops.models import Unrolled, ahead, grouping, replicas
 from tf_capsops.models.ahead import gpu_of
 
@@ -104,6 +104,12 @@ def test_executions_leave_few_batches_over(as_on_a_gpu, batches, steps):
         assert grouping.plan(dense(), {"x": data}).steps == steps
         assert grouping.plan(dense(), {"x": x, "batch_size": 2}).steps == steps
     assert grouping.plan(dense(), {"x": data.repeat()}).steps == 20
+
+
+def test_commands_do_not_wait_for_each_execution(as_on_a_gpu, tmp_path):
+    with Hold() as hold:
+        plan = grouping.plan(dense(), {"x": X, "batch_size": 2, "callbacks": [hold]})
+    assert plan.late and plan.steps == 11
 
 
 def test_the_boards_of_train_do_not_see_batches(as_on_a_gpu, tmp_path):

@@ -235,6 +235,8 @@ class Hold(keras.callbacks.Callback):
     after. `fit` ends after the current batch. A second Ctrl-C does not wait.
     """
 
+    groups_steps = True  # its hooks read no logs
+
     def __init__(self):
         super().__init__()
         self._asked = False

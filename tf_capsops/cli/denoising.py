@@ -91,7 +91,6 @@ def _train(model, batches, epochs, hold):
     psnr = keras.metrics.MeanMetricWrapper(_psnr, name="psnr")
     rate = networks.schedule(_LEARNING_RATE, epochs * _STEPS)
     model.compile(keras.optimizers.Adam(rate), loss="mse", metrics=[psnr])
-    model.steps_per_execution = networks.steps_at_once(_STEPS)
     print(
         f"{model.name} network: {model.count_params():,} parameters, {epochs} epochs "
         f"of {_STEPS} batches",

@@ -13,7 +13,6 @@ from tf_capsops._version import __version__
 from tf_capsops.cli import runs
 from tf_capsops.data import sources
 from tf_capsops.errors import CommandError, reported, require
-from tf_capsops.models import grouping
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.segmenter import Segmenter
 from tf_capsops.models.unet import UNet
@@ -111,15 +110,6 @@ def schedule(learning_rate, steps):
         warmup_target=learning_rate,
         warmup_steps=warmup,
     )
-
-
-def steps_at_once(batches):
-    """Returns how many steps make an execution, of an epoch of so many whole batches.
-
-    Callbacks of the commands see each execution, so `fit` does not group its steps.
-    """
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
-    return grouping.steps_at_once(batches) if on_gpu else 1
 
 
 def use_xla(model, jit, seed):

@@ -59,9 +59,6 @@ def run(args):
     deterministic = args.seed is not None and not args.nondeterministic
     repeatable = networks.seed_everything(args.seed, deterministic)
     recompile(model, learning_rate, epochs_per_step * batches)
-    whole = min(batches, len(dataset.train) // batch_size)
-    at_once = networks.steps_at_once(whole)
-    model.steps_per_execution = max(at_once, model.steps_per_execution)
     config = {
         "data": data.absolute(args.data or runs.remembered_data(source)),
         **_recipe(source, args, repeatable["seed"]),

@@ -24,7 +24,7 @@ from tf_capsops.cli import (
 )
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
-from tf_capsops.models import autoencoder
+from tf_capsops.models import autoencoder, grouping
 
 
 def run(args):
@@ -54,7 +54,9 @@ def run(args):
     networks.use_xla(model, args.jit or "auto", seed)
 
     # The run.
-    at_once = networks.steps_at_once(min(steps, len(dataset.train) // batch_size))
+    on_gpu = bool(tf.config.list_physical_devices("GPU"))
+    whole = min(steps, len(dataset.train) // batch_size)
+    at_once = grouping.steps_at_once(whole) if on_gpu else 1
     config = {
         "data": data.absolute(source),
         **described,

@@ -231,6 +231,8 @@ def _see_batches(callbacks):
 
 def _sees(callback, hook):
     """Whether a callback has a hook other than these, which need not see each batch."""
+    if getattr(callback, "groups_steps", False):
+        return False
     classes = [keras.callbacks.Callback, keras.callbacks.ProgbarLogger, Bar]
     if getattr(callback, "save_freq", None) == "epoch":
         classes += [keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore]

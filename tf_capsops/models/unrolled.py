@@ -27,8 +27,9 @@ class Unrolled:
 
     On a GPU, `fit` copies batches ahead, and runs up to 20 steps in an execution if
     `compile` did not ask for more than one. Callbacks that see each batch switch the
-    latter off, and so does `groups_steps = False`. The progress bar then moves by as
-    many steps, and shows the losses of the execution before.
+    latter off, unless they have a `groups_steps = True`, and so does `groups_steps =
+    False` of the model. The progress bar then moves by as many steps, and shows the
+    losses of the execution before.
 
     Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
     replica's share of a batch counts by its samples, also in the logs of a `train_step`
