@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int offset = kPieces / 2; offset > 0; offset /= 2) {
     sum += __shfl_xor_sync(~0u, sum, offset);
   }
-  if (piece == 0) atomicAdd(weight_sums + first_column + column, sum);
+  if (piece == 0) atomicAdd(weight_sums + first_column + column, sum);  // integers
 }
 
 // Adds the partial sums of a split product and completes them.

@@ -43,7 +43,7 @@ struct Product {
   int in_height, in_width, out_width, out_area;
   int stride_height, stride_width, dilation_height, dilation_width;
   int pad_top, pad_left, kernel_width;
-  int channel_bytes;  // of an image pixel, padded
+  int channel_bytes;  // the padded channels of a pixel
   int out_channels, column_tiles;
   int steps, split_steps;  // all steps of the contraction, and those of a block
   // The way from a thread's piece to that of the next step.

@@ -10,18 +10,16 @@ optimizer sums the gradients between them.
 """
 
 import contextlib
-import functools
 import warnings
 
 import keras
 import tensorflow as tf
 
 from tf_capsops.models import shares
-from tf_capsops.models.ahead import in_thread
 from tf_capsops.models.loop import compiler, nth, repeat
+from tf_capsops.models.replica_metrics import has_own
 
 _SUM = tf.distribute.ReduceOp.SUM
-_OURS = "keras", "tf_capsops"
 
 
 def train_step(model):
@@ -118,92 +116,6 @@ def _run_each(logs, step, shares, steps):
     return logs.mean(repeat(run, steps, logs.of_loop))
 
 
-class Metrics:
-    """Collects and resets each replica's metrics without stalling the GPUs.
-
-    A function that returns values of several devices copies them to one device, which
-    waits for all of them. So each device packs its own values outside of the function,
-    and the host adds them up. It also resets its own in one call, where Keras takes one
-    for each variable and device.
-
-    Args:
-      model: the model.
-    """
-
-    def __init__(self, model):
-        self._model = model
-        self._strategy = model.distribute_strategy
-
-    @property
-    def are_sums(self):
-        """Whether every metrics variable is a sum over replicas."""
-        if not isinstance(self._strategy, tf.distribute.MirroredStrategy):
-            return False
-        if has_own(self._model, "get_metrics_result"):
-            return False
-        replicas = self._strategy.num_replicas_in_sync
-        return all(
-            (variable.synchronization, variable.aggregation) == ("on_read", "sum")
-            and len(self._strategy.experimental_local_results(variable.value))
-            == replicas
-            and variable.dtype not in ("int64", "uint64")  # float64 has 53 bits
-            for variable in self._model.metrics_variables
-        )
-
-    def later(self):
-        """Returns a function that computes the model's logs as of now."""
-        copies = [in_thread(each.numpy) for each in self._on_each(_packed)]
-        return functools.partial(self._result, self._model.metrics_variables, copies)
-
-    def reset(self):
-        """Resets the metrics, and returns whether it could."""
-        if not self.are_sums or not _reset_to_zero(self._model.metrics):
-            return False
-        self._on_each(_set_to_zero)
-        return True
-
-    def _on_each(self, function):
-        """Calls a function of the variables of each device there."""
-        local, results = self._strategy.experimental_local_results, []
-        devices = self._strategy.extended.worker_devices
-        values = [local(each.value) for each in self._model.metrics_variables]
-        for device, *own in zip(devices, *values, strict=True):
-            with tf.device(device):
-                results.append(function(own))
-        return results
-
-    def _result(self, variables, copies):
-        added, values = sum(each.result() for each in copies), []
-        with tf.device("CPU:0"):
-            for variable in variables:
-                size = variable.shape.num_elements()
-                value, added = added[:size], added[size:]
-                values.append(tf.cast(value.reshape(variable.shape), variable.dtype))
-            with keras.StatelessScope(zip(variables, values)):
-                return keras.Model.get_metrics_result(self._model)
-
-
-@tf.function(reduce_retracing=True)
-def _packed(variables):
-    """Returns the values of variables as one vector."""
-    flat = [tf.cast(tf.reshape(each, [-1]), tf.float64) for each in variables]
-    return tf.concat(flat, axis=0)
-
-
-@tf.function(reduce_retracing=True)
-def _set_to_zero(variables):
-    for each in variables:
-        each.assign(tf.zeros_like(each))
-
-
-def _reset_to_zero(metrics):
-    """Whether metrics are Keras' own or ours, all of which begin with zeros."""
-    return all(
-        _root(type(each)) in _OURS and _reset_to_zero(getattr(each, "metrics", ()))
-        for each in metrics
-    )
-
-
 def _may_use_xla(model):
     """Whether XLA may compile what a replica does, as the model asks.
 
@@ -252,17 +164,6 @@ def _count(batch):
     """Returns the number of samples in a share, on the host."""
     with tf.device("CPU:0"):
         return tf.shape(shares.first(batch))[0]
-
-
-def has_own(model, step):
-    """Whether a method of a model, as `train_step`, is neither Keras' nor ours."""
-    owner = next(each for each in type(model).__mro__ if step in vars(each))
-    return _root(owner) not in _OURS
-
-
-def _root(kind):
-    """Returns the name of the package that defines a class."""
-    return kind.__module__.partition(".")[0]
 
 
 class _Logs:

@@ -13,6 +13,7 @@ from tf_capsops.models import grouping, replicas, shares
 from tf_capsops.models.ahead import Feed
 from tf_capsops.models.epochs import Epochs
 from tf_capsops.models.loop import compiler, nth, repeat, shorten_first_step
+from tf_capsops.models.replica_metrics import Metrics, has_own
 
 _ITERATORS = tf.data.Iterator, tf.distribute.DistributedIterator
 
@@ -148,7 +149,7 @@ class Unrolled:
         return (run and run.logs.take_last()) or super().get_metrics_result()
 
     def reset_metrics(self):
-        if not replicas.Metrics(self).reset():
+        if not Metrics(self).reset():
             super().reset_metrics()
         # `fit` does this at the beginning of an epoch.
         run = getattr(self.train_function, "run", None)
@@ -167,7 +168,7 @@ class Unrolled:
         flat = [each for each in keras.tree.flatten(spec) if each is not None]
         known = all(each.shape.rank is not None for each in flat)
         usual = self.built and not any(
-            replicas.has_own(self, step) for step in ("train_step", "test_step")
+            has_own(self, step) for step in ("train_step", "test_step")
         )
         with self.distribute_strategy.scope():
             if known and (usual or tf.distribute.has_strategy()):
@@ -295,7 +296,7 @@ def _of_replicas(model, step_of_replicas):
     step, strategy = step_of_replicas(model), model.distribute_strategy
     several, traced = shares.several_processes(strategy), set()
 
-    metrics = replicas.Metrics(model)
+    metrics = Metrics(model)
 
     def steps_of(shares, even, steps):
         """Returns the user's logs, the metrics, or nothing if the host adds these."""
