@@ -85,8 +85,8 @@ class Logs:
           left: how many batches of the epoch follow at least, None if not known.
 
         Returns:
-          Those of this execution if there is none before and none may follow, or
-          nothing if there is none before.
+          An empty dict in the first execution of several of an epoch. In one that may
+          be the only one, its own logs.
         """
         if callable(logs):
             logs = in_thread(logs)
