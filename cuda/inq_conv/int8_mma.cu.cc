@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Convolves bytes on int8 tensor cores. Passes of a call:
-// 1. Pack the weights: transpose them, and add them up per output channel.
+// 1. Pack the weights: transpose them. If the zero point is not 0, add them up per
+//    output channel.
 // 2. Quantize the images of a round to bytes.
 // 3. Multiply (int8_product.cuh). Too few tiles are split along the contraction.
 // 4. Add the partial sums of a split product.
@@ -57,12 +58,12 @@ __global__ void QuantizeKernel(const S* from, const float* scale, int zero_point
   to[1 + i] = *reinterpret_cast<const uint4*>(&bytes);
 }
 
-// Packs kStepBytes weights of kColumns output channels per block, and adds each
-// channel's to `weight_sums` if that is not null. Codes are [taps][channels][O].
+// Packs kStepBytes weights of kColumns output channels per block. Codes are
+// [taps][channels][O].
 template <int kOperands>
 __global__ void __launch_bounds__(kThreads)
     PackKernel(const Product p, const uint8_t* codes, int levels, int taps,
-               int channels, int8_t* packed, int32_t* weight_sums) {
+               int channels, int8_t* packed) {
   constexpr int kPitch = kStepBytes + 4;  // without bank conflicts of columns
   __shared__ __align__(4) int8_t tile[kOperands][kColumns][kPitch];
   const int step = blockIdx.x / p.column_tiles;
@@ -86,7 +87,6 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const int column = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
-  int sum = 0;
 #pragma unroll
   for (int j = 0; j < kOperands; ++j) {
     const auto* const words =
@@ -95,18 +95,31 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = int64_t{j} * p.columns() + first_column + column;
     *reinterpret_cast<int4*>(packed + row * p.row_bytes() + step * int64_t{kStepBytes} +
                              piece * kPieceBytes) = four;
-    constexpr int kOnes = 0x01010101;
-    int part = 0;
+  }
+}
+
+// Adds up the packed weights of an output channel per block, which is a warp.
+template <int kOperands>
+__global__ void __launch_bounds__(kLanes)
+    AddWeightsKernel(const Product p, const int8_t* packed, int32_t* weight_sums) {
+  constexpr int kOnes = 0x01010101;
+  int sum = 0;
 #pragma unroll
-    for (int w = 0; w < 4; ++w) part = __dp4a(words[w], kOnes, part);
+  for (int j = 0; j < kOperands; ++j) {
+    const int64_t row = int64_t{j} * p.columns() + blockIdx.x;
+    const auto* const words =
+        reinterpret_cast<const int*>(packed + row * p.row_bytes());
+    int part = 0;
+    for (int64_t w = threadIdx.x; w < p.row_bytes() / 4; w += kLanes) {
+      part = __dp4a(words[w], kOnes, part);
+    }
     sum += part * (1 << j * kOperandBits);
   }
-  if (weight_sums == nullptr) return;
 #pragma unroll
-  for (int offset = kPieces / 2; offset > 0; offset /= 2) {
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     sum += __shfl_xor_sync(~0u, sum, offset);
   }
-  if (piece == 0) atomicAdd(weight_sums + first_column + column, sum);  // integers
+  if (threadIdx.x == 0) weight_sums[blockIdx.x] = sum;
 }
 
 // Adds the partial sums of a split product and completes them.
@@ -222,17 +235,16 @@ LaunchError Run(const GpuExec& exec, const Problem& p, const Layout& layout,
   int32_t* const partial =
       layout.splits > 1 ? reinterpret_cast<int32_t*>(bytes + layout.partial) : nullptr;
 
-  if (zero_point != 0) {
-    CAPSOPS_RETURN_IF_ERROR(CheckLaunch(
-        kOp, cudaMemsetAsync(weight_sums, 0, product.columns() * sizeof(int32_t),
-                             exec.stream)));
-  }
   const int64_t packs = int64_t{product.steps} * product.column_tiles;
   CAPSOPS_RETURN_IF_ERROR(CheckGrid(kOp, packs));
-  CAPSOPS_RETURN_IF_ERROR(Launch(kOp, PackKernel<kOperands>, dim3(packs), kThreads, 0,
-                                 exec, product, codes, 1 << (p.bits - 2),
-                                 p.kernel_height * p.kernel_width, p.in_channels,
-                                 packed, zero_point != 0 ? weight_sums : nullptr));
+  CAPSOPS_RETURN_IF_ERROR(Launch(
+      kOp, PackKernel<kOperands>, dim3(packs), kThreads, 0, exec, product, codes,
+      1 << (p.bits - 2), p.kernel_height * p.kernel_width, p.in_channels, packed));
+  if (zero_point != 0) {
+    CAPSOPS_RETURN_IF_ERROR(Launch(kOp, AddWeightsKernel<kOperands>,
+                                   dim3(product.columns()), kLanes, 0, exec, product,
+                                   packed, weight_sums));
+  }
   const int64_t in_area = p.in_height * p.in_width;
   for (int64_t sample = 0; sample < p.batch; sample += layout.samples) {
     const int64_t samples = std::min<int64_t>(layout.samples, p.batch - sample);
