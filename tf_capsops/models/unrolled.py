@@ -65,7 +65,7 @@ class Unrolled:
 
     def make_train_function(self, force=False):
         if self.train_function is None or force:
-            # A callback may ask for another function in the midst of a `fit`.
+            # A callback may ask for another function in the middle of a `fit`.
             run = getattr(self.train_function, "run", None)
             self.train_function = _Function(self, self.train_step, replicas.train_step)
             self.train_function.run = run
