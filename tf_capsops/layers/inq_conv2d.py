@@ -8,15 +8,20 @@ import keras
 import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
-from tf_capsops.layers.conv2d import convolved, has_gpus, ours_is_faster
+from tf_capsops.layers.conv2d import (
+    convolved,
+    has_gpus,
+    is_for_hopper,
+    ours_is_faster,
+)
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
-from tf_capsops.ops.capsule_conv import capsule_conv2d_bias_relu
+from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
 
-# Weights that are decoded in less time than a pass over the outputs takes.
+# Weights that a CPU decodes in less time than a pass over the outputs takes.
 _MOST_DECODED = 1 << 16
 
 
@@ -30,8 +35,9 @@ class InqConv2D(InqLayer):
     layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
     quantizes weights at once. Regularizers and constraints exist for the bias only. A
     CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits. In float32
-    it decodes the weights of windows of one pixel, and few weights with `relu`, for the
-    faster kernels of `Conv2D`.
+    the layer decodes its weights where the kernels of `Conv2D` take less time: windows
+    of one pixel, few weights with `relu` on a CPU, and what `Conv2D` computes by our
+    kernels on a GPU in TF32.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
@@ -110,22 +116,28 @@ class InqConv2D(InqLayer):
         return self.use_bias and self.activation is keras.activations.relu
 
     def _is_faster_decoded(self, dtype):
-        """Whether a CPU takes less time to decode, and convolve as `Conv2D` does.
+        """Whether it takes less time to decode, and convolve as `Conv2D` does.
 
-        Windows of one pixel are a product of matrices there. Others have a kernel that
-        adds the bias and rectifies, if `Conv2D` runs ours.
+        A GPU multiplies numbers of TF32 in fewer operations than codes, to which
+        activations of float32 are three operands. Windows of one pixel are a product of
+        matrices. On a CPU the rest is faster only with the kernel that adds the bias
+        and rectifies, and few weights.
         """
-        if not self._may_decode(dtype) or has_gpus():
+        if not self._may_decode(dtype):
             return False
-        shape = self.codes.shape
-        is_small = math.prod(shape) <= _MOST_DECODED
-        is_fused = is_small and self._is_rectified and ours_is_faster(shape, dtype)
-        return self._is_product or is_fused
+        on_gpu, shape = has_gpus(), self.codes.shape
+        if on_gpu and not is_for_hopper(dtype):
+            return False
+        is_small = self._is_rectified and math.prod(shape) <= _MOST_DECODED
+        may_gain = on_gpu or is_small
+        return self._is_product or (may_gain and ours_is_faster(shape, dtype))
 
     def _convolve_decoded(self, images):
         kernel = self._decoded()
         if self._is_product:
             return self._finished(tf.tensordot(images, kernel[0, 0], 1))
+        if not self._is_rectified:
+            return self._finished(convolved(self, capsule_conv2d, images, kernel))
         bias = tf.convert_to_tensor(self.bias)
         return convolved(self, capsule_conv2d_bias_relu, images, kernel, bias)
 
