@@ -37,7 +37,7 @@ class InqConv2D(InqLayer):
     CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits. In float32
     the layer decodes its weights where the kernels of `Conv2D` take less time: windows
     of one pixel, few weights with `relu` on a CPU, and what `Conv2D` computes by our
-    kernels on a GPU in TF32.
+    kernels on a GPU in TF32 or bfloat16.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
@@ -96,7 +96,8 @@ class InqConv2D(InqLayer):
     def call(self, images):
         (images,) = float_tensors("InqConv2D", images=images)
         quantized_range = range_of(images)
-        if quantized_range is None and self._is_faster_decoded(images.dtype):
+        may_decode = self._may_decode(images, quantized_range)
+        if may_decode and self._is_faster_decoded(images.dtype):
             return self._convolve_decoded(images)
         return self._convolve(
             images,
@@ -118,13 +119,10 @@ class InqConv2D(InqLayer):
     def _is_faster_decoded(self, dtype):
         """Whether it takes less time to decode, and convolve as `Conv2D` does.
 
-        A GPU multiplies numbers of TF32 in fewer operations than codes, to which
-        activations of float32 are three operands. Windows of one pixel are a product of
-        matrices. On a CPU the rest is faster only with the kernel that adds the bias
-        and rectifies, and few weights.
+        Windows of one pixel are a product of matrices. Otherwise a GPU gains where
+        `Conv2D` runs our kernels, and a CPU only by the one that adds the bias and
+        rectifies, and with few weights: docs/notebook/inq_conv.md has the times.
         """
-        if not self._may_decode(dtype):
-            return False
         on_gpu, shape = has_gpus(), self.codes.shape
         if on_gpu and not is_for_hopper(dtype):
             return False

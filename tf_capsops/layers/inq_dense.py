@@ -57,7 +57,7 @@ class InqDense(InqLayer):
     def call(self, inputs):
         (inputs,) = float_tensors("InqDense", inputs=inputs)
         quantized_range = range_of(inputs)
-        if quantized_range is None and self._may_decode(inputs.dtype):
+        if self._may_decode(inputs, quantized_range):
             return self._finished(tf.tensordot(inputs, self._decoded()[0, 0], 1))
         *before, channels = dimensions(inputs)
         # All rows side by side are one image of height 1, in the same order in memory.

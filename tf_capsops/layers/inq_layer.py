@@ -11,6 +11,7 @@ from tf_capsops import _portable
 from tf_capsops.arguments import boolean
 from tf_capsops.codes import checked_bits, decode
 from tf_capsops.layers.coded import Coded
+from tf_capsops.layers.conv2d import has_gpus
 from tf_capsops.ops.fake_quant import scale_and_zero_point
 from tf_capsops.ops.inq_conv import inq_conv2d, powers_of_two
 from tf_capsops.ops.inq_conv_int8 import MOST_BITS, inq_conv2d_int8, most_terms
@@ -105,17 +106,23 @@ class InqLayer(Coded):
                 images, codes, exponent, scale, zero_point, **options
             )
 
-        if quantized_range is None or not self._takes_integers(images):
+        if not self._takes_integers(images, quantized_range):
             return self._finished(of_numbers(images))
         return self._finished(with_gradient_of(of_numbers, of_integers)(images))
 
-    def _may_decode(self, dtype):
-        """Whether the decoded kernel may be multiplied, as in the layer of numbers."""
-        return dtype == tf.float32 and not _portable.is_on()
+    def _may_decode(self, images, quantized_range):
+        """Whether the decoded kernel may be multiplied, as in the layer of numbers.
 
-    def _takes_integers(self, images):
+        No weight is lost in bfloat16, which has float32's exponents.
+        """
+        if _portable.is_on() or self._takes_integers(images, quantized_range):
+            return False
+        dtype = images.dtype
+        return dtype == tf.float32 or (dtype == tf.bfloat16 and has_gpus())
+
+    def _takes_integers(self, images, quantized_range):
         """Whether rounded images are convolved as integers, which CPUs do faster."""
-        if _portable.is_on() or tf.config.get_visible_devices("GPU"):
+        if quantized_range is None or _portable.is_on() or has_gpus():
             return False
         few_bits = images.dtype == tf.float32 and self.bits <= MOST_BITS
         terms = math.prod(self.codes.shape[:-1])
