@@ -16,7 +16,16 @@ from reference import capsule_conv
 
 import tf_capsops
 from tf_capsops import inq
-from tf_capsops.layers import Conv2D, InqConv2D, InqDense, InqDepthwiseConv2D
+from tf_capsops.layers import (
+    Conv2D,
+    FakeQuant,
+    InqConv2D,
+    InqDense,
+    InqDepthwiseConv2D,
+    inq_conv2d,
+    inq_layer,
+)
+from tf_capsops.ops.fake_quant import range_of
 
 _CASES = {
     "valid": ({"kernel_size": (2, 3)}, (2, 6, 7, 5)),
@@ -42,9 +51,9 @@ def _layer(case, bits=5, dtype="float32", **changes):
     return layer, tf.constant(random.normal(size=shape), dtype)
 
 
-def _plain(layer, shape):
+def _plain(layer, shape, kind=keras.layers.Conv2D):
     """A Conv2D of the same weights."""
-    plain = keras.layers.Conv2D(
+    plain = kind(
         layer.filters,
         layer.kernel_size,
         strides=layer.strides,
@@ -116,8 +125,26 @@ def test_some_are_computed_as_the_layer_of_numbers(
         results.append((outputs, tape.gradient(outputs, images)))
     for found, expected in zip(*results, strict=True):
         np.testing.assert_array_equal(found, expected)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    exact = layer(images)
     with tf_capsops.portable():
-        np.testing.assert_allclose(layer(images), outputs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(layer(images), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_gpus_compute_as_the_layer_of_numbers(monkeypatch, rounded, dtype, case):
+    monkeypatch.setattr(inq_conv2d, "has_gpus", lambda: True)
+    monkeypatch.setattr(inq_layer, "has_gpus", lambda: True)
+    layer, images = _layer(case, dtype=dtype, activation="relu")
+    plain = _plain(layer, images.shape, Conv2D)
+    if rounded:
+        rounding = FakeQuant(dtype=dtype)
+        rounding.calibrate([images])
+        images = rounding(images)
+        assert range_of(images) is not None
+    np.testing.assert_array_equal(layer(images), plain(images))
 
 
 def test_bias_and_activation_follow_the_convolution(device):

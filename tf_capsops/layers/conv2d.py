@@ -36,17 +36,14 @@ class Conv2D(keras.layers.Conv2D):
 
     def call(self, inputs):
         kernel = self.kernel
-        if not (self._rectified and self._is_ours(inputs, kernel)):
+        if not (self._is_plain and is_rectified_by_ours(self, kernel, inputs.dtype)):
             return super().call(inputs)
         bias = tf.convert_to_tensor(self.bias)
         return convolved(self, capsule_conv2d_bias_relu, inputs, kernel, bias)
 
     def convolution_op(self, inputs, kernel):
-        if self._is_ours(inputs, kernel):
-            return convolved(self, capsule_conv2d, inputs, kernel)
-        if self._is_product:
-            matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
-            return keras.ops.tensordot(inputs, matrix, axes=1)
+        if self._is_plain:
+            return convolution(self, inputs, kernel)
         if not _portable.is_on():
             return super().convolution_op(inputs, kernel)
         first = 1 if self.data_format == "channels_last" else 2
@@ -63,20 +60,44 @@ class Conv2D(keras.layers.Conv2D):
         )
 
     @property
-    def _is_product(self):
-        """Whether windows are single pixels, so that XLA can fuse what follows."""
-        if self.data_format != "channels_last" or _portable.is_on():
-            return False
-        return {*self.kernel_size, *self.strides, self.groups} == {1}
+    def _is_plain(self):
+        """Whether this is a convolution that `convolution` computes."""
+        is_ordinary = self.data_format == "channels_last" and self.groups == 1
+        return is_ordinary and not _portable.is_on()
 
-    @property
-    def _rectified(self):
-        return self.use_bias and self.activation is keras.activations.relu
 
-    def _is_ours(self, inputs, kernel):
-        if self.data_format != "channels_last" or self.groups != 1:
-            return False
-        return not _portable.is_on() and ours_is_faster(kernel.shape, inputs.dtype)
+def convolution(layer, images, kernel):
+    """Convolves as `Conv2D` with channels last does before bias and activation.
+
+    Args:
+      layer: A convolution, with the window and its strides, padding and dilation.
+      images: `[B, H, W, C]`.
+      kernel: `[KH, KW, C, filters]`.
+    """
+    if ours_is_faster(kernel.shape, images.dtype):
+        return convolved(layer, capsule_conv2d, images, kernel)
+    if is_product(layer):  # which XLA can fuse with what follows
+        matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
+        return keras.ops.tensordot(images, matrix, axes=1)
+    return keras.ops.conv(
+        images,
+        kernel,
+        strides=layer.strides,
+        padding=layer.padding,
+        data_format="channels_last",
+        dilation_rate=layer.dilation_rate,
+    )
+
+
+def is_product(layer):
+    """Whether the windows of a convolution are single pixels."""
+    return {*layer.kernel_size, *layer.strides} == {1}
+
+
+def is_rectified_by_ours(layer, kernel, dtype):
+    """Whether our kernel adds the bias of a convolution, and its relu."""
+    is_rectified = layer.use_bias and layer.activation is keras.activations.relu
+    return is_rectified and ours_is_faster(kernel.shape, dtype)
 
 
 def convolved(layer, op, *tensors):

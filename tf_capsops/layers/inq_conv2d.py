@@ -9,15 +9,16 @@ import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.conv2d import (
+    convolution,
     convolved,
     has_gpus,
-    is_for_hopper,
-    ours_is_faster,
+    is_product,
+    is_rectified_by_ours,
 )
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
-from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
+from tf_capsops.ops.capsule_conv import capsule_conv2d_bias_relu
 from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
 
@@ -35,9 +36,8 @@ class InqConv2D(InqLayer):
     layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
     quantizes weights at once. Regularizers and constraints exist for the bias only. A
     CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits. In float32
-    the layer decodes its weights where the kernels of `Conv2D` take less time: windows
-    of one pixel, few weights with `relu` on a CPU, and what `Conv2D` computes by our
-    kernels on a GPU in TF32 or bfloat16.
+    it decodes the weights of windows of one pixel, and few weights with `relu`, for the
+    faster kernels of `Conv2D`. A GPU does so with all, in float32 and bfloat16.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
@@ -107,35 +107,22 @@ class InqConv2D(InqLayer):
             dilations=self.dilation_rate,
         )
 
-    @property
-    def _is_product(self):
-        """Whether windows are single pixels."""
-        return {*self.kernel_size, *self.strides} == {1}
-
-    @property
-    def _is_rectified(self):
-        return self.use_bias and self.activation is keras.activations.relu
-
     def _is_faster_decoded(self, dtype):
         """Whether it takes less time to decode, and convolve as `Conv2D` does.
 
-        Windows of one pixel are a product of matrices. Otherwise a GPU gains where
-        `Conv2D` runs our kernels, and a CPU only by the one that adds the bias and
-        rectifies, and with few weights: docs/notebook/inq_conv.md has the times.
+        A GPU would have to wait for the exponent, which `inq_conv2d` reads on the host.
+        A CPU gains for products of matrices, and by the kernel that adds the bias and
+        rectifies. docs/notebook/inq_conv.md has the times.
         """
-        on_gpu, shape = has_gpus(), self.codes.shape
-        if on_gpu and not is_for_hopper(dtype):
-            return False
-        is_small = self._is_rectified and math.prod(shape) <= _MOST_DECODED
-        may_gain = on_gpu or is_small
-        return self._is_product or (may_gain and ours_is_faster(shape, dtype))
+        if has_gpus() or is_product(self):
+            return True
+        is_small = math.prod(self.codes.shape) <= _MOST_DECODED
+        return is_small and is_rectified_by_ours(self, self.codes, dtype)
 
     def _convolve_decoded(self, images):
         kernel = self._decoded()
-        if self._is_product:
-            return self._finished(tf.tensordot(images, kernel[0, 0], 1))
-        if not self._is_rectified:
-            return self._finished(convolved(self, capsule_conv2d, images, kernel))
+        if not is_rectified_by_ours(self, kernel, images.dtype):
+            return self._finished(convolution(self, images, kernel))
         bias = tf.convert_to_tensor(self.bias)
         return convolved(self, capsule_conv2d_bias_relu, images, kernel, bias)
 
