@@ -44,6 +44,8 @@ def matches(run: dict, result: dict, wanted: dict) -> bool:
     fields = ("op", "case", "direction", "dtype")
     if any(result[field] != wanted[field] for field in fields if field in wanted):
         return False
+    if "method" in wanted and wanted["method"] not in result["methods"]:
+        return False
     on_gpu = result["device"].startswith("GPU")
     return (
         wanted.get("device", result["device"]).partition(":")[0]

@@ -253,28 +253,42 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
 
 
 def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
-    """Shows layers with codes next to those with numbers, in columns of batches.
+    """Shows layers with codes next to those with numbers.
 
-    A row names the case of the first batch.
+    There are columns for each of the spec's batches, and of its methods by headings. A
+    row names the case of the first batch.
     """
-    batches = spec["batches"]
-    rows, sources = [], []
-    for label, machine, row, run, _result in _labelled(spec, runs):
+    methods = spec.get("methods", {"": OURS})
+    wanted = {"op": spec["op"], **spec.get("where", {})}
+    rows, sources, headings = [], [], ["in ms"]
+    for label, machine, row, _run, _result in _labelled(spec, runs):
         case, cells = row["case"].rpartition(", batch ")[0], []
-        for batch in batches:
-            wanted = {**row, "op": spec["op"], "case": f"{case}, batch {batch}"}
-            found = select([run], wanted)
-            if not found:
-                raise Wrong(f"the run of {row['case']} has no {wanted['case']}")
-            methods = found[0][1]["methods"]
-            ours, coded = (methods[n]["median_us"] for n in (OURS, f"{OURS}, codes"))
-            cells += [number(ours / 1e3), number(coded / 1e3), f"{coded / ours:.2f}"]
+        for batch in spec["batches"]:
+            for method in methods.values():
+                name = f"{case}, batch {batch}"
+                run, result = _measured(
+                    runs, machine, {**wanted, **row, "case": name, "method": method}
+                )
+                codes = method.replace(OURS, f"{OURS}, codes")
+                ours, coded = (
+                    result["methods"][each]["median_us"] for each in (method, codes)
+                )
+                cells += [number(ours / 1e3), number(coded / 1e3)]
+                cells.append(f"{coded / ours:.2f}")
+                sources.append(source_of(run, machine))
         rows.append([label, *cells])
-        sources.append(source_of(run, machine))
-    headings = ["in ms"]
-    for batch in batches:
-        headings += [f"batch {batch}", "with codes", "ratio"]
+    for batch in spec["batches"]:
+        for heading in methods:
+            headings += [f"batch {batch}{heading}", "with codes", "ratio"]
     return f"{markdown(headings, rows)}\n{bullets(sources)}"
+
+
+def _measured(runs: Sequence[dict], machine: str, wanted: dict) -> tuple[dict, dict]:
+    """Returns the newest run and result of a machine."""
+    for run, result in select(runs, wanted):
+        if machine_of(run, result["device"]) == machine:
+            return run, result
+    raise Wrong(f"no run of {machine} has {wanted}")
 
 
 def _our_time(found: Sequence, machine: str, row: dict) -> tuple[float | None, str]:
