@@ -207,7 +207,19 @@ def test_a_table_compares_layers_with_codes(root, capsys):
     assert "| `DigitCaps` | 1 | 1.25 | 1.25 | 32 | 40 | 1.25 |\n" in text
     _write(root, "a_newer", _run(0, "2026-02-02", results=results[:1]))
     assert measured.main([], root) == 1
-    assert "has no DigitCaps, batch 32" in capsys.readouterr().err
+    assert "no run of" in (error := capsys.readouterr().err)
+    assert "DigitCaps, batch 32" in error
+    # Methods may come from different runs.
+    with_xla = {"tf_capsops, XLA": {"median_us": 500}}
+    with_xla["tf_capsops, codes, XLA"] = {"median_us": 600}
+    other = [{**results[0], "methods": with_xla}]
+    _write(root, "a_newest", _run(0, "2026-02-03", results=other))
+    methods = {"": "tf_capsops", ", XLA": "tf_capsops, XLA"}
+    _write(root, "tables", {"conv": {**spec, "batches": [1], "methods": methods}})
+    measured.main([], root)
+    text = (root / "README.md").read_text()
+    assert "| batch 1 | with codes | ratio | batch 1, XLA | with codes | ratio |" in text
+    assert "| `DigitCaps` | 1 | 1.25 | 1.25 | 0.5 | 0.6 | 1.20 |\n" in text
 
 
 def test_a_table_of_first_steps_has_their_parts(root, capsys):
