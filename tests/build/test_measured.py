@@ -218,7 +218,9 @@ def test_a_table_compares_layers_with_codes(root, capsys):
     _write(root, "tables", {"conv": {**spec, "batches": [1], "methods": methods}})
     measured.main([], root)
     text = (root / "README.md").read_text()
-    assert "| batch 1 | with codes | ratio | batch 1, XLA | with codes | ratio |" in text
+    assert (
+        "| batch 1 | with codes | ratio | batch 1, XLA | with codes | ratio |" in text
+    )
     assert "| `DigitCaps` | 1 | 1.25 | 1.25 | 0.5 | 0.6 | 1.20 |\n" in text
 
 
