@@ -147,6 +147,16 @@ def test_gpus_compute_as_the_layer_of_numbers(monkeypatch, rounded, dtype, case)
     np.testing.assert_array_equal(layer(images), plain(images))
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_image_smaller_than_the_window_is_an_error(monkeypatch, on_gpu):
+    monkeypatch.setattr(inq_conv2d, "has_gpus", lambda: on_gpu)
+    monkeypatch.setattr(inq_layer, "has_gpus", lambda: on_gpu)
+    layer = InqConv2D(4, (2, 3))
+    layer.build((None, None, None, 5))
+    with pytest.raises(ValueError, match="InqConv2D: the input's width is smaller"):
+        layer(tf.ones([2, 4, 2, 5]))
+
+
 def test_bias_and_activation_follow_the_convolution(device):
     layer, images = _layer("valid", activation="sigmoid", dtype="float64")
     bare, _ = _layer("valid", use_bias=False, dtype="float64")

@@ -95,6 +95,7 @@ class InqConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqConv2D", images=images)
+        self.compute_output_shape(images.shape)  # refuses images that are too small
         quantized_range = range_of(images)
         may_decode = self._may_decode(images, quantized_range)
         if may_decode and self._is_faster_decoded(images.dtype):
