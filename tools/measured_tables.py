@@ -266,10 +266,10 @@ def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
         for batch in spec["batches"]:
             for method in methods.values():
                 name = f"{case}, batch {batch}"
-                run, result = _measured(
-                    runs, machine, {**wanted, **row, "case": name, "method": method}
-                )
                 codes = method.replace(OURS, f"{OURS}, codes")
+                run, result = _measured(
+                    runs, machine, {**wanted, **row, "case": name, "method": codes}
+                )
                 ours, coded = (
                     result["methods"][each]["median_us"] for each in (method, codes)
                 )

@@ -12,8 +12,10 @@ from tf_capsops.layers.conv2d import (
     convolution,
     convolved,
     has_gpus,
+    is_for_hopper,
     is_product,
     is_rectified_by_ours,
+    ours_is_faster,
 )
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
@@ -37,7 +39,8 @@ class InqConv2D(InqLayer):
     quantizes weights at once. Regularizers and constraints exist for the bias only. A
     CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits. In float32
     it decodes the weights of windows of one pixel, and few weights with `relu`, for the
-    faster kernels of `Conv2D`. A GPU does so with all, in float32 and bfloat16.
+    faster kernels of `Conv2D`. A GPU of compute capability 9.0 does so with all windows
+    that are not dilated, in float32 with TF32 and in bfloat16.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
@@ -95,7 +98,7 @@ class InqConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqConv2D", images=images)
-        self.compute_output_shape(images.shape)  # refuses images that are too small
+        map_size(self, images.shape)  # refuses images smaller than the window
         quantized_range = range_of(images)
         may_decode = self._may_decode(images, quantized_range)
         if may_decode and self._is_faster_decoded(images.dtype):
@@ -111,11 +114,17 @@ class InqConv2D(InqLayer):
     def _is_faster_decoded(self, dtype):
         """Whether it takes less time to decode, and convolve as `Conv2D` does.
 
-        A GPU would have to wait for the exponent, which `inq_conv2d` reads on the host.
-        A CPU gains for products of matrices, and by the kernel that adds the bias and
-        rectifies. docs/notebook/inq_conv.md has the times.
+        On a GPU, `inq_conv2d` with one code book reads its exponent on the host, so
+        each call waits for it. In exact float32 it is faster nevertheless, and
+        TensorFlow's convolution is slow with dilated windows, or refuses them. On a
+        CPU, decoding pays where the float layer multiplies matrices, or adds bias and
+        relu in the kernel. docs/notebook/inq_conv.md has the times.
         """
-        if has_gpus() or is_product(self):
+        if has_gpus():
+            is_dilated = {*self.dilation_rate} != {1}
+            may_gain = not is_dilated or ours_is_faster(self.codes.shape, dtype)
+            return may_gain and is_for_hopper(dtype)
+        if is_product(self):
             return True
         is_small = math.prod(self.codes.shape) <= _MOST_DECODED
         return is_small and is_rectified_by_ours(self, self.codes, dtype)

@@ -118,6 +118,8 @@ class InqLayer(Coded):
         if _portable.is_on() or self._takes_integers(images, quantized_range):
             return False
         dtype = images.dtype
+        if dtype != self.compute_dtype:  # of what `_decoded` returns
+            return False
         return dtype == tf.float32 or (dtype == tf.bfloat16 and has_gpus())
 
     def _takes_integers(self, images, quantized_range):
