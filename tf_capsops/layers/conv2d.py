@@ -38,8 +38,7 @@ class Conv2D(keras.layers.Conv2D):
         kernel = self.kernel
         if not (self._is_plain and is_rectified_by_ours(self, kernel, inputs.dtype)):
             return super().call(inputs)
-        bias = tf.convert_to_tensor(self.bias)
-        return convolved(self, capsule_conv2d_bias_relu, inputs, kernel, bias)
+        return rectified(self, inputs, kernel)
 
     def convolution_op(self, inputs, kernel):
         if self._is_plain:
@@ -67,7 +66,7 @@ class Conv2D(keras.layers.Conv2D):
 
 
 def convolution(layer, images, kernel):
-    """Convolves as `Conv2D` with channels last does before bias and activation.
+    """The convolution of a channels-last `Conv2D`, without bias and activation.
 
     Args:
       layer: A convolution, with the window and its strides, padding and dilation.
@@ -95,9 +94,15 @@ def is_product(layer):
 
 
 def is_rectified_by_ours(layer, kernel, dtype):
-    """Whether our kernel adds the bias of a convolution, and its relu."""
+    """Whether our kernel also adds a convolution's bias and applies its relu."""
     is_rectified = layer.use_bias and layer.activation is keras.activations.relu
     return is_rectified and ours_is_faster(kernel.shape, dtype)
+
+
+def rectified(layer, images, kernel):
+    """The convolution of a layer with its bias and relu, in one kernel."""
+    bias = tf.convert_to_tensor(layer.bias)
+    return convolved(layer, capsule_conv2d_bias_relu, images, kernel, bias)
 
 
 def convolved(layer, op, *tensors):

@@ -5,26 +5,24 @@
 import math
 
 import keras
-import tensorflow as tf
 
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.conv2d import (
     convolution,
-    convolved,
     has_gpus,
     is_for_hopper,
     is_product,
     is_rectified_by_ours,
     ours_is_faster,
+    rectified,
 )
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
-from tf_capsops.ops.capsule_conv import capsule_conv2d_bias_relu
 from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
 
-# Weights that a CPU decodes in less time than a pass over the outputs takes.
+# The most weights that a CPU decodes in less time than a pass over the outputs takes.
 _MOST_DECODED = 1 << 16
 
 
@@ -131,10 +129,9 @@ class InqConv2D(InqLayer):
 
     def _convolve_decoded(self, images):
         kernel = self._decoded()
-        if not is_rectified_by_ours(self, kernel, images.dtype):
-            return self._finished(convolution(self, images, kernel))
-        bias = tf.convert_to_tensor(self.bias)
-        return convolved(self, capsule_conv2d_bias_relu, images, kernel, bias)
+        if is_rectified_by_ours(self, kernel, images.dtype):
+            return rectified(self, images, kernel)
+        return self._finished(convolution(self, images, kernel))
 
     def compute_output_shape(self, input_shape):
         shape = checked_images(self, input_shape)

@@ -17,7 +17,8 @@ class InqDense(InqLayer):
     """A `keras.layers.Dense` with weights of few bits.
 
     It works like `InqConv2D` with a kernel of one pixel, applied along the last axis.
-    In float32 it decodes the weights for a product of matrices.
+    It decodes the weights for a product of matrices in float32, and on a GPU in
+    bfloat16, too.
 
     Input shape: `[..., C]`, of any rank from 2 on. Output shape: `[..., units]`.
 

@@ -111,9 +111,9 @@ class InqLayer(Coded):
         return self._finished(with_gradient_of(of_numbers, of_integers)(images))
 
     def _may_decode(self, images, quantized_range):
-        """Whether the decoded kernel may be multiplied, as in the layer of numbers.
+        """Whether the layer may decode its kernel and compute like the float layer.
 
-        No weight is lost in bfloat16, which has float32's exponents.
+        bfloat16 holds every weight exactly, because it has float32's exponents.
         """
         if _portable.is_on() or self._takes_integers(images, quantized_range):
             return False
