@@ -38,7 +38,7 @@ def quickly(monkeypatch, epochs=1):
         changes = {"epochs": epochs, "batch_size": 50, "network": network}
         quick[name] = dataclasses.replace(recipes.RECIPES[name], changes=changes)
     monkeypatch.setattr(recipes, "RECIPES", quick)
-    monkeypatch.setattr(recipes, "quantization_steps", lambda bits: [0.5, 1.0])
+    monkeypatch.setattr(recipes, "quantization_steps", lambda *_: [0.5, 1.0])
     few_digits(monkeypatch)
     # It would last until the process ends, and keep other tests from XLA.
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)

@@ -38,6 +38,8 @@ _FORMS = [
     "evaluate a generator",
     "predict",
     "predict_on_batch",
+    "quantized",
+    "quantized, even shares",
 ]
 
 

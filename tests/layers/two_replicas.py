@@ -29,6 +29,7 @@ else:
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
+from tf_capsops import inq  # noqa: E402
 from tf_capsops.models import Unrolled, capsnet, grouping  # noqa: E402
 
 warnings.simplefilter("ignore")  # of Keras, that data ends
@@ -207,6 +208,16 @@ def logged(model, x, y):
     return [*(each.history["bias"][0] for each in fits), on_batch, tested["bias"]]
 
 
+def quantized(model, x, y, size):
+    """Returns the kernels after each of two fits of quantized weights that train."""
+    steps = inq.IncrementalQuantization(model, 3, (0.5, 1), straight_through=True)
+    kernels = []
+    for _ in range(2):
+        fit(model, x, y, batch_size=size, epochs=3, callbacks=[steps])
+        kernels += [each.variable.numpy() for each in steps.kernels]
+    return flat(kernels)
+
+
 def half(kind=Half):
     keras.utils.set_random_seed(1)
     layers = [keras.Input([6]), keras.layers.Dense(6), keras.layers.Dense(6)]
@@ -304,6 +315,9 @@ def main():
             say(name, eager, use)
         for name, size in {"XLA": BATCH, "XLA, even shares": 4}.items():
             use = functools.partial(fit, x=inputs, y=targets, batch_size=size, epochs=2)
+            say(name, graphs, use)
+        for name, size in {"quantized": BATCH, "quantized, even shares": 4}.items():
+            use = functools.partial(quantized, x=inputs, y=targets, size=size)
             say(name, graphs, use)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

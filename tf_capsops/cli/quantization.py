@@ -38,17 +38,20 @@ def run(args):
             f"the {model.name} in {source} was saved without its loss: compile it "
             "before you save it"
         )
-    fractions = args.steps or recipes.quantization_steps(args.bits)
+    fractions = args.steps or recipes.quantization_steps(
+        args.bits, args.straight_through
+    )
     trained = runs.read_training(source)
-    epochs_per_step = args.epochs_per_step
-    epochs_per_step = epochs_per_step or recipes.epochs_per_step(trained["epochs"])
+    epochs_per_step = args.epochs_per_step or recipes.epochs_per_step(
+        trained["epochs"], args.straight_through
+    )
     learning_rate = args.learning_rate or trained["learning_rate"]
     batch_size = args.batch_size or trained["batch_size"]
     distortion = trained["distortion"]
     with reported(ValueError):
         steps = inq.IncrementalQuantization(
-            *(model, args.bits, fractions, epochs_per_step, args.per_channel),
-            activation_bits=args.activation_bits,
+            *(model, args.bits, fractions, epochs_per_step),
+            **{name: getattr(args, name) for name in recipes.QUANTIZED_WITH},
         )
     with reported(Exception):  # whatever a model of somebody else's may raise
         rounded, float_bytes = rehearsed(model, steps, args.routing_bits, dataset.train)
@@ -64,8 +67,7 @@ def run(args):
         **_recipe(source, args, repeatable["seed"]),
         "source": str(source.resolve()),
         "bits": args.bits,
-        "per_channel": args.per_channel,
-        "activation_bits": args.activation_bits,
+        **{name: getattr(args, name) for name in recipes.QUANTIZED_WITH},
         "routing_bits": args.routing_bits,
         "steps": fractions,
         "epochs_per_step": epochs_per_step,
@@ -171,9 +173,8 @@ def _recipe(source, args, seed):
     own = runs.read_config(source)
     if args.data and data.absolute(args.data) != own.get("data"):
         return other
-    name = recipes.quantizing(
-        own.get("recipe"), args.bits, args.activation_bits, args.per_channel
-    )
+    options = {name: getattr(args, name) for name in recipes.QUANTIZED_WITH}
+    name = recipes.quantizing(own.get("recipe"), args.bits, options)
     finished = (source / runs.RESULT).is_file()
     if name is None or not finished or own.get("seed") != seed:
         return other

@@ -39,19 +39,25 @@ def add_arguments(parser):
         "few bits",
     )
     parser.add_argument(
+        "--straight-through",
+        action="store_true",
+        help="quantize all weights at once, then train them from code to code, which "
+        "helps with 3 bits and fewer",
+    )
+    parser.add_argument(
         "--steps",
         type=options.positive_float,
         nargs="+",
         metavar="FRACTION",
         help="the part of the weights that is fixed after each step, ending with 1 "
         "(default: 0.5 0.75 0.875 1, and more and smaller steps for 4 bits and "
-        "fewer)",
+        "fewer; 1 with --straight-through)",
     )
     parser.add_argument(
         "--epochs-per-step",
         type=options.positive_int,
         help="how often to train on every image in a step (default: a tenth of the "
-        "epochs of the run)",
+        "epochs of the run, three tenths with --straight-through)",
     )
     rate = "the learning rate at the start of each step, from where it falls to zero"
     trained = "as the run was trained, or"

@@ -127,11 +127,11 @@ def settings_of_recipe(name):
     if not recipe.bits:
         return settings(types.SimpleNamespace(recipe=name, model=None, preset=None))
     trained = settings_of_recipe(recipe.trained)
-    epochs = recipes.epochs_per_step(trained["epochs"])
-    steps = recipes.quantization_steps(recipe.bits)
+    epochs = recipes.epochs_per_step(trained["epochs"], recipe.straight_through)
+    steps = recipes.quantization_steps(recipe.bits, recipe.straight_through)
     kept = ("batch_size", "learning_rate", "distortion")
-    # Runs of recipes with neither may lack both.
-    rounding = {key: getattr(recipe, key) for key in ("activation_bits", "per_channel")}
+    # Runs of recipes without these may lack them.
+    rounding = {key: getattr(recipe, key) for key in recipes.QUANTIZED_WITH}
     return {
         "trained": trained,
         "bits": recipe.bits,

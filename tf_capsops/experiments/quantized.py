@@ -53,7 +53,7 @@ def run(args):
     given += ["--output", args.output or runs.ROOT / args.recipe]
     given += [] if args.seed is None else ["--seed", args.seed]
     given += ["--nondeterministic"] if args.nondeterministic else []
-    given += ["--per-channel"] if recipe.per_channel else []
-    if recipe.activation_bits:
-        given += ["--activation-bits", recipe.activation_bits]
+    for name in recipes.QUANTIZED_WITH:
+        value, option = getattr(recipe, name), f"--{name.replace('_', '-')}"
+        given += [option] if value is True else [option, value] if value else []
     return quantize.run(parser.parse_args([*map(str, given)]))

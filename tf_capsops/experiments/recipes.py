@@ -28,6 +28,10 @@ _QUANTIZATION_STEPS = {
 }
 
 
+# Fields of a recipe that are options of `quantize`, beside the bits of weights.
+QUANTIZED_WITH = ("activation_bits", "per_channel", "straight_through")
+
+
 @dataclasses.dataclass(frozen=True)
 class Paper:
     """A published test error, such as "0.25%", and where it stands."""
@@ -47,8 +51,7 @@ class Recipe:
       changes: fields of the preset; entries of `network` are added to those it has.
       paper: the error of one network; `ensemble` that of several which vote.
       bits: of a weight, where another recipe's network, `trained`, is quantized, with
-        `activation_bits` if activations are rounded, and a code book for each output
-        channel if `per_channel`.
+        the options of `quantize` that are in `QUANTIZED_WITH`.
     """
 
     data: str
@@ -62,6 +65,7 @@ class Recipe:
     bits: int | None = None
     activation_bits: int | None = None
     per_channel: bool = False
+    straight_through: bool = False
     trained: str | None = None
 
     def settings(self):
@@ -123,7 +127,11 @@ _BUDGET = {
     "distortion": presets.Distortion(shift=4.0, flip=0.5),
 }
 _DEEPCAPS = "Rajasegaran et al. 2019, several networks voting"
-_IN_8_BITS = {"activation_bits": 8, "per_channel": True}
+# With 3 bits, weights train on by the straight-through estimator.
+_IN_8_BITS = {
+    bits: {"activation_bits": 8, "per_channel": True, "straight_through": bits < 4}
+    for bits in (5, 4, 3)
+}
 _DRAWN = {"epochs": 10}  # of 60,000 images with masks, which are drawn anew each time
 
 
@@ -227,9 +235,9 @@ RECIPES = {
     "inq4-mnist": _quantized("mnist", "sabour", 4),
     "inq3-mnist": _quantized("mnist", "sabour", 3),
     **{
-        f"inq{bits}a8-{data}": _quantized(data, "sabour", bits, **_IN_8_BITS)
+        f"inq{bits}a8-{data}": _quantized(data, "sabour", bits, **options)
         for data in ("mnist", "fashion_mnist")
-        for bits in (5, 4, 3)
+        for bits, options in _IN_8_BITS.items()
     },
     "deepcaps-mnist": Recipe("mnist", "deepcaps", "paper"),
     "deepcaps-fashion_mnist": Recipe(
@@ -318,24 +326,31 @@ def check_data(name, dataset):
             )
 
 
-def quantizing(trained, bits, activation_bits, per_channel):
-    """Returns the name of the recipe that quantizes runs of another, or None."""
-    wanted = trained, bits, activation_bits, per_channel
+def quantizing(trained, bits, options):
+    """Returns the name of the recipe that quantizes runs of another, or None.
+
+    Args:
+      trained: the name of the other recipe.
+      bits: of a weight.
+      options: a dict of those in `QUANTIZED_WITH`.
+    """
+    wanted = {"trained": trained, "bits": bits, **options}
     for name, recipe in RECIPES.items():
-        own = recipe.trained, recipe.bits, recipe.activation_bits, recipe.per_channel
-        if own == wanted:
+        if {key: getattr(recipe, key) for key in wanted} == wanted:
             return name
     return None
 
 
-def quantization_steps(bits):
-    """Returns the shares of the weights that are fixed after each step."""
+def quantization_steps(bits, straight_through=False):
+    """Returns the shares of the weights that are quantized after each step."""
+    if straight_through:
+        return [1.0]
     return _QUANTIZATION_STEPS.get(bits, [0.5, 0.75, 0.875, 1.0])
 
 
-def epochs_per_step(epochs):
+def epochs_per_step(epochs, straight_through=False):
     """Returns how long `quantize` trains in a step, after so many epochs before."""
-    return max(1, epochs // 10)
+    return max(1, epochs * 3 // 10 if straight_through else epochs // 10)
 
 
 def stated(settings):

@@ -88,11 +88,15 @@ class PartlyFixedKernel:
       top_exponent: n1 of all quantized weights, or an array of those of the books: of
         each the one at the first step at which it has a weight that is not zero. None
         as long as all weights are zero.
-      mask: bool, of the kernel's shape: which weights are fixed.
+      mask: bool, of the kernel's shape: which weights are quantized.
+      straight_through: whether weights that are all quantized train on.
     """
 
-    def __init__(self, layer, variable, bits, per_channel=False):
+    def __init__(
+        self, layer, variable, bits, per_channel=False, straight_through=False
+    ):
         self.layer = layer
+        self.straight_through = straight_through
         self.axes = channel_axes(layer, variable) if per_channel else ()
         self.bits = bits
         self.top_exponent = None
@@ -100,12 +104,20 @@ class PartlyFixedKernel:
         self.variable = variable
         self.mask = np.zeros(self.variable.shape, bool)
         self._values = np.zeros_like(self.variable.numpy())
-        self._constraint = None
+        # What the weights were before they were rounded.
+        self._latent = np.zeros(self.variable.shape, np.float32)
+        self._constraint = self._fit = None
 
     @property
     def fraction(self):
-        """The fixed part of the weights, from 0 to 1."""
+        """The quantized part of the weights, from 0 to 1."""
         return float(self.mask.mean()) if self.mask.size else 1.0
+
+    @property
+    def trains_codes(self):
+        """Whether the weights train from code to code: none is free any more."""
+        has_book = self.top_exponent is not None
+        return self.straight_through and has_book and bool(self.mask.all())
 
     def fix(self, fraction):
         """Quantizes the largest free weights until this fraction of all is fixed.
@@ -130,6 +142,7 @@ class PartlyFixedKernel:
         if self.top_exponent is not None:
             finished = quantize(weights, self.bits, self.top_exponent, self.axes)
             self._values[chosen] = finished[chosen]
+            self._latent[chosen] = weights[chosen]
         self.mask[chosen] = True
         self.restore()
         if self._constraint is not None:
@@ -149,12 +162,14 @@ class PartlyFixedKernel:
             self._has_exponent |= used
 
     def restore(self):
-        """Restores the values of the fixed weights, whatever has changed them."""
+        """Restores the values of quantized weights, whatever has changed them."""
+        if isinstance(self._constraint, _StraightThrough):
+            self._values, self._latent = self._constraint.state()
         weights = self.variable.numpy()
         self.variable.assign(np.where(self.mask, self._values, weights))
 
     def hold(self, fit):
-        """Keeps optimizers from changing fixed weights, from now on.
+        """Keeps quantized weights fixed or in their code books, from now on.
 
         A hold that an interrupted fit left behind is replaced.
 
@@ -165,15 +180,30 @@ class PartlyFixedKernel:
           ValueError: The kernel is already held in this `fit`.
         """
         own = self.variable.constraint
-        if isinstance(own, _Fixed):
+        if isinstance(own, _Hold):
             if own.fit is fit:
                 raise ValueError(
                     f"IncrementalQuantization: {self.variable.path} is quantized by "
                     "two callbacks of one fit: give each kernel to one callback"
                 )
             own = own.inner
-        self._constraint = _Fixed(own, self.mask, self._values, fit)
-        self.variable.constraint = self._constraint
+        self._fit = fit
+        self._constraint = self.variable.constraint = self._new_hold(own, fit)
+
+    def train_codes(self):
+        """Lets quantized weights train on, from now on, if none is free any more."""
+        self.release()
+        self.hold(self._fit)
+
+    def _new_hold(self, own, fit):
+        if not self.trains_codes:
+            return _Fixed(own, fit, self.mask, self._values)
+        tops = np.ldexp(np.float32(1), self.top_exponent)
+        if self.axes:
+            axes = [axis % self.mask.ndim for axis in self.axes]
+            sizes = enumerate(self.mask.shape)
+            tops = tops.reshape([size if n in axes else 1 for n, size in sizes])
+        return _StraightThrough(own, fit, self._values, self._latent, tops, self.bits)
 
     def release(self):
         """Undoes `hold`: the kernel has its own constraint again."""
@@ -182,17 +212,29 @@ class PartlyFixedKernel:
             self._constraint = None
 
 
-class _Fixed(keras.constraints.Constraint):
-    """Applies a kernel's own constraint, then restores its fixed weights.
+class _Hold(keras.constraints.Constraint):
+    """Applies a kernel's own constraint, then puts quantized weights right.
 
     Optimizers apply constraints last, after weight decay, their step and averaging, in
     the same graph. A callback could not do this, because many batches may run in one
     execution.
     """
 
-    def __init__(self, inner, mask, values, fit):
+    def __init__(self, inner, fit):
         self.inner = inner
         self.fit = fit
+
+    def __call__(self, weights):
+        if self.inner is not None:
+            weights = self.inner(weights)
+        return self.held(tf.convert_to_tensor(weights))
+
+
+class _Fixed(_Hold):
+    """Restores fixed weights."""
+
+    def __init__(self, inner, fit, mask, values):
+        super().__init__(inner, fit)
         self._mask = tf.Variable(mask, trainable=False)
         self._values = tf.Variable(values, trainable=False)
 
@@ -200,7 +242,57 @@ class _Fixed(keras.constraints.Constraint):
         self._mask.assign(mask)
         self._values.assign(values)
 
-    def __call__(self, weights):
-        if self.inner is not None:
-            weights = self.inner(weights)
-        return tf.where(self._mask, self._values, tf.convert_to_tensor(weights))
+    def held(self, weights):
+        return tf.where(self._mask, self._values, weights)
+
+
+class _StraightThrough(_Hold):
+    """Trains weights from code to code by the straight-through estimator.
+
+    What an optimizer adds to the weights is added to latent numbers instead, and the
+    weights are those, rounded. Gradients of rounded weights thus train latent ones.
+
+    Args:
+      inner, fit: as of `_Hold`.
+      values: quantized weights.
+      latent: numbers that are rounded to them.
+      tops: 2^n1 of all weights, or of each code book.
+      bits: bits of a weight.
+    """
+
+    def __init__(self, inner, fit, values, latent, tops, bits):
+        super().__init__(inner, fit)
+        # Each replica of a strategy keeps its own, which are the same.
+        own = {
+            "trainable": False,
+            "synchronization": tf.VariableSynchronization.ON_READ,
+            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        }
+        self._values = tf.Variable(values, **own)
+        self._latent = tf.Variable(latent, dtype=tf.float32, **own)
+        self._tops = tf.Variable(tops, dtype=tf.float32, trainable=False)
+        self._least = 2.0 ** (1 - 2 ** (bits - 2))  # of the top
+
+    def state(self):
+        """Returns the quantized weights and the latent ones, as arrays."""
+        return self._values.numpy(), self._latent.numpy()
+
+    def held(self, weights):
+        step = tf.cast(weights - self._values, tf.float32)
+        # A weight that left its book far behind would not return for long.
+        most = 1.5 * self._tops
+        latent = tf.clip_by_value(self._latent + step, -most, most)
+        values = tf.cast(self._rounded(latent), weights.dtype)
+        self._latent.assign(latent)
+        self._values.assign(values)
+        return values
+
+    def _rounded(self, latent):
+        """Rounds as `tf_capsops.inq.quantize` does."""
+        sizes, least = tf.abs(latent), self._least * self._tops
+        # Without its mantissa, 4/3 of a number is the power of two that it is nearest
+        # to.
+        bits = tf.bitcast(sizes * (4 / 3), tf.int32)
+        powers = tf.bitcast(tf.bitwise.bitwise_and(bits, 0x7F800000), tf.float32)
+        powers = tf.clip_by_value(powers, least, self._tops)
+        return tf.where(2 * sizes < least, 0.0, tf.sign(latent) * powers)

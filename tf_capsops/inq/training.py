@@ -25,6 +25,11 @@ class IncrementalQuantization(keras.callbacks.Callback):
     powers of two; the epochs that follow train biases and whatever else is not
     quantized.
 
+    With `straight_through` these epochs train the quantized weights, too, which helps
+    with 3 bits and fewer: each has a latent number that takes the optimizer's steps,
+    and is that number, rounded (the straight-through estimator of Bengio et al., 2013).
+    A code then changes when enough batches ask for it.
+
     The callback quantizes the `kernel` of every layer that has one (`Conv2D`,
     `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others) and the
     `depthwise_kernel` and `pointwise_kernel` of `SeparableConv2D`, also where the layer
@@ -59,11 +64,13 @@ class IncrementalQuantization(keras.callbacks.Callback):
       per_channel: Whether each output channel of a kernel has its own n1, where the
         paper has one for each layer. `convert` needs it, too.
       activation_bits: Bits of an activation, 2 to 8; None for floating point.
+      straight_through: Whether weights go on training once all are quantized. The last
+        of `steps` must be 1.
 
     Attributes:
       kernels: The state of each kernel, from the first `fit` on: objects with `layer`,
-        `variable` (the kernel itself), `top_exponent`, `mask` (which weights are fixed)
-        and `fraction`.
+        `variable` (the kernel itself), `top_exponent`, `mask` (which weights are
+        quantized) and `fraction`.
       steps_taken: How many steps have been taken.
 
     Raises:
@@ -91,6 +98,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
         epochs_per_step=1,
         per_channel=False,
         activation_bits=None,
+        straight_through=False,
     ):
         super().__init__()
         owner = "IncrementalQuantization"
@@ -98,6 +106,12 @@ class IncrementalQuantization(keras.callbacks.Callback):
         self.per_channel = boolean(owner, "per_channel", per_channel)
         self.activation_bits = checked_activation_bits(owner, activation_bits)
         self.steps = _rising_fractions(owner, steps)
+        self.straight_through = boolean(owner, "straight_through", straight_through)
+        if self.straight_through and self.steps[-1] != 1:
+            raise ValueError(
+                f"{owner}: straight_through trains quantized weights, so steps must "
+                f"end with 1, got {steps!r}"
+            )
         self.epochs_per_step = positive_int(owner, "epochs_per_step", epochs_per_step)
         roots = layers_or_model
         if isinstance(roots, keras.Layer):
@@ -122,7 +136,9 @@ class IncrementalQuantization(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         if not self.kernels:
             self.kernels = [
-                PartlyFixedKernel(layer, kernel, self.bits, self.per_channel)
+                PartlyFixedKernel(
+                    layer, kernel, self.bits, self.per_channel, self.straight_through
+                )
                 for layer, kernel in self._layers_and_kernels()
             ]
             self._warn_of_others()
@@ -133,11 +149,11 @@ class IncrementalQuantization(keras.callbacks.Callback):
                     f"IncrementalQuantization: {kernel.layer.path} is not a part of "
                     f"{self.model.name}, which is being trained"
                 )
-        if self.activation_bits and not self._simulated:
-            with self.model.distribute_strategy.scope():
+        with self.model.distribute_strategy.scope():
+            if self.activation_bits and not self._simulated:
                 self._simulated = simulate(self._roots, self.activation_bits)
-        for kernel in self.kernels:
-            kernel.hold(self.params)
+            for kernel in self.kernels:
+                kernel.hold(self.params)
         for simulated in self._simulated:
             simulated.hold()
         self._is_first_epoch = True
@@ -155,6 +171,11 @@ class IncrementalQuantization(keras.callbacks.Callback):
             for kernel in self.kernels:
                 kernel.fix(remaining[0])
             self.steps_taken += 1
+            if self.straight_through and len(remaining) == 1:
+                with self.model.distribute_strategy.scope():
+                    for kernel in self.kernels:
+                        kernel.train_codes()
+                self._trace_again()
 
     def on_epoch_end(self, epoch, logs=None):
         self._epochs_trained += 1
