@@ -51,7 +51,7 @@ def _assert_codes(steps):
 def test_a_step_moves_what_the_weights_were_before_they_were_rounded(bits, per_channel):
     model = _model()
     images, labels = _data(8)
-    rate = 0.3
+    rate = 1.0
     steps = _steps(model, bits=bits, per_channel=per_channel)
     latent = [each.numpy() for _, each in inq.kernels.layers_and_kernels(model)]
     axes = (-1,) if per_channel else ()
