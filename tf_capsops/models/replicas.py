@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_capsops.models import shares
 from tf_capsops.models.loop import compiler, nth, repeat
 from tf_capsops.models.replica_metrics import has_own
+from tf_capsops.models.replica_sums import overlapped
 
 _SUM = tf.distribute.ReduceOp.SUM
 
@@ -76,7 +77,7 @@ def train_step(model):
 
     @compiler(model, jit)
     def whole(batch, steps):
-        with _without_merging(optimizer):
+        with _without_merging(optimizer), overlapped(model):
             return repeat(
                 lambda index: logs.weighted(_of_any_size(nth(batch, index))),
                 steps,

@@ -1,0 +1,114 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums the gradients of replicas while those of the first layer are still computed.
+
+The backward pass ends with the weights of a network's first layer. By itself, XLA sums
+all gradients after it, and if it may sum some earlier, it does so beside a kernel that
+then takes longer. So there are two sums here, and XLA is told their order by artificial
+dependencies: the sum of all other gradients waits for the gradient of the first layer's
+output, and the sum of the first layer's own waits for that one.
+"""
+
+import contextlib
+import math
+
+import keras
+import tensorflow as tf
+
+# Of gradients that are summed: fewer take no longer than a second sum.
+_FEWEST_BYTES = 8 << 20
+
+
+@contextlib.contextmanager
+def overlapped(model):
+    """Lets a training step, while it is traced, sum gradients in two parts.
+
+    Sums are the same. A number that is not finite in one gradient may spread to others.
+    """
+    context = tf.distribute.get_replica_context()
+    layer = _first_trained(model)
+    if layer is None:
+        yield
+        return
+    at_output = []  # gradients of the layer's outputs
+    sum_at_once, call = context.all_reduce, layer.call
+    own_call = vars(layer).get("call")
+
+    def watched_call(*args, **kwargs):
+        outputs = call(*args, **kwargs)
+        is_tensor = isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating
+        return _watched(outputs, at_output) if is_tensor else outputs
+
+    def all_reduce(operation, values, options=None):
+        count = len(layer.trainable_variables)
+        last = at_output[-1] if at_output else None
+        if not (_are_gradients(values, layer) and _is_accessible(last)):
+            return sum_at_once(operation, values, options)
+        own, others = values[:count], values[count:]
+        others = [_after(others[0], last), *others[1:]]
+        others = sum_at_once(operation, others, options)
+        own = [_after(own[0], others[-1]), *own[1:]]
+        return [*sum_at_once(operation, own, options), *others]
+
+    layer.call, context.all_reduce = watched_call, all_reduce
+    try:
+        yield
+    finally:
+        del context.all_reduce
+        if own_call is None:
+            del layer.call
+        else:
+            layer.call = own_call
+
+
+def _first_trained(model):
+    """Returns the layer that has a model's first trained variables, or None."""
+    for layer in model.layers:
+        found = _first_trained(layer) if isinstance(layer, keras.Model) else layer
+        if found is not None and found.trainable_variables:
+            first = model.trainable_variables[: len(found.trainable_variables)]
+            same = all(a is b for a, b in zip(first, found.trainable_variables))
+            return found if same else None
+    return None
+
+
+def _watched(tensor, gradients):
+    """Returns a tensor as it is, and adds its gradient to a list."""
+
+    @tf.custom_gradient
+    def call(tensor):
+        def gradient(upstream):
+            gradients.append(upstream)
+            return upstream
+
+        return tf.identity(tensor), gradient
+
+    return call(tensor)
+
+
+def _are_gradients(values, layer):
+    """Whether these are many gradients, and begin with those of a layer."""
+    own = [each.shape for each in layer.trainable_variables]
+    if not isinstance(values, (list, tuple)) or len(values) <= len(own):
+        return False
+    if not all(isinstance(each, tf.Tensor) for each in values):
+        return False
+    size = sum(math.prod(each.shape) * each.dtype.size for each in values)
+    shapes = [tuple(each.shape) for each in values[: len(own)]]
+    return shapes == own and size >= _FEWEST_BYTES
+
+
+def _is_accessible(tensor):
+    """Whether the graph that is being traced can read a tensor."""
+    graph = tf.compat.v1.get_default_graph()
+    while tensor is not None and graph is not None:
+        if tensor.graph is graph:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+def _after(tensor, earlier):
+    """Returns a tensor, for XLA to compute after another one."""
+    zero = 0 * tf.reshape(earlier, [-1])[0]  # which XLA cannot know, as of a NaN
+    return tensor + tf.cast(zero, tensor.dtype)
