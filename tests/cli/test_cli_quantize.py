@@ -177,7 +177,7 @@ def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsy
     printed = capsys.readouterr().out
     for number, step in enumerate(report["steps"], start=1):
         accuracy = f"{1 - step['wrong'] / 30:.2%} ({step['wrong']} wrong)"
-        fixed = f"{step['fraction']:.1%} of the weights fixed"
+        fixed = f"{step['fraction']:.1%} of the weights quantized"
         assert f"step {number} of 2, {fixed}: {accuracy}\n" in printed
     for line in (
         "classifier to 3 bits: 2 steps of 2 epochs of 3 batches\n",

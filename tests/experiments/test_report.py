@@ -298,6 +298,7 @@ def test_half_precision_halves_a_release(work):
 def test_a_recipe_with_rounded_activations(work, monkeypatch):
     shutil.rmtree(f"runs/{QUANTIZED}-seed-1")
     rounding = {"bits": 3, "activation_bits": 8, "per_channel": True}
+    rounding["straight_through"] = True
     recipe = dataclasses.replace(recipes.RECIPES[QUANTIZED], **rounding)
     monkeypatch.setitem(recipes.RECIPES, QUANTIZED, recipe)
     assert main(["train", "--recipe", QUANTIZED, "--seed", "1"]) == 0

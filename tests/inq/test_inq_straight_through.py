@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops import inq
+from tf_capsops import data, inq
 from tf_capsops.inq.kernels import channel_axes
 
 _LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -126,7 +126,122 @@ def test_further_fits_continue_with_the_latent_numbers():
         kernels.append([each.variable.numpy() for each in steps.kernels])
     for once, often in zip(*kernels):
         np.testing.assert_array_equal(once, often)
-        assert np.any(once != inq.quantize(once * 0 + 1, 3))
+    # Each fit begins where the last one ended, and not at the codes.
+    assert np.any(kernels[0][0] != _rounded_at_once(_model())[0])
+
+
+def _rounded_at_once(model):
+    return [
+        inq.quantize(each, 3, inq.top_exponent(each))
+        for _, each in inq.kernels.layers_and_kernels(model)
+    ]
+
+
+def test_an_earlier_epoch_that_early_stopping_restores_is_kept():
+    model = _model()
+    steps = _steps(model)
+    stopping = keras.callbacks.EarlyStopping(
+        "loss", mode="max", patience=9, restore_best_weights=True
+    )
+    first = []  # weights after the epoch of the greatest loss, which is the first
+
+    class Keep(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 0:
+                first.extend(self.model.get_weights())
+
+    model.compile(keras.optimizers.SGD(0.3), _LOSS, run_eagerly=True)
+    fit = {"epochs": 6, "verbose": 0, "shuffle": False, "callbacks": []}
+    callbacks = [stopping, steps, Keep()]
+    model.fit(*_data(), 8, **{**fit, "callbacks": callbacks})
+    for weights, expected in zip(model.get_weights(), first, strict=True):
+        np.testing.assert_array_equal(weights, expected)
+    # A further fit starts there.
+    for kernel, weights in zip(steps.kernels, [first[0], first[2]]):
+        axes = kernel.bits, kernel.top_exponent
+        np.testing.assert_array_equal(inq.quantize(kernel._latent, *axes), weights)
+
+
+@pytest.mark.ci
+def test_the_fit_after_an_interruption_starts_where_that_was():
+    model = _model()
+    steps = _steps(model)
+    weights = []
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                weights.extend(self.model.get_weights())
+                raise KeyboardInterrupt
+
+    model.compile(keras.optimizers.SGD(0.5), _LOSS)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*_data(), 8, verbose=0, callbacks=[steps, Interrupt()])
+    assert np.any(weights[0] != _rounded_at_once(_model())[0])
+    began = []
+
+    class Begin(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            began.extend([] if began else self.model.get_weights())
+
+    model.fit(*_data(), 8, verbose=0, callbacks=[steps, Begin()])
+    for before, after in zip(weights, began, strict=True):
+        np.testing.assert_array_equal(before, after)
+    _assert_codes(steps)
+
+
+def test_a_kernel_that_is_full_before_the_last_step_waits_for_it():
+    model = _model()
+    steps = _steps(model, (0.99, 1))  # of 21 and 35 weights all, rounded
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    model.compile("sgd", _LOSS, run_eagerly=True)
+    with pytest.warns(UserWarning, match="after 1 of 2 steps"):
+        model.fit(*_data(), 8, 2, verbose=0, callbacks=[steps, Stop()])
+    full = [each for each in steps.kernels if each.mask.all()]
+    assert full
+    before = [each.variable.numpy() for each in full]
+    _fit(model, steps, keras.optimizers.SGD(0.5), 3)
+    _assert_codes(steps)
+    assert any(
+        np.any(each.variable.numpy() != weights) for each, weights in zip(full, before)
+    )
+
+
+def test_channels_and_kernels_of_zeros_stay_zero():
+    model = _model()
+    first, second = (each for _, each in inq.kernels.layers_and_kernels(model))
+    small = first.numpy() / 64
+    small[:, 2] = 0
+    first.assign(small)
+    second.assign(second * 0)
+    steps = _steps(model, per_channel=True)
+    model.layers[0].bias.assign(np.ones(7))
+    _fit(model, steps, keras.optimizers.SGD(0.5), 3)
+    assert not np.any(first.numpy()[:, 2]) and not np.any(second.numpy())
+    _assert_codes(steps)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_kernels_of_other_types(dtype):
+    model = _model(dtype=dtype)
+    steps = _steps(model, per_channel=True)
+    before = model.layers[0].kernel.numpy()
+    _fit(model, steps, keras.optimizers.SGD(0.5), 3)
+    assert steps.kernels[0].variable.dtype == dtype
+    _assert_codes(steps)
+    assert np.any(model.layers[0].kernel.numpy() != inq.quantize(before, 3, axes=(-1,)))
+
+
+def test_one_callback_for_a_kernel():
+    model = _model()
+    model.compile("sgd", _LOSS, run_eagerly=True)
+    both = [_steps(model), _steps(model)]
+    with pytest.raises(ValueError, match="is quantized by two callbacks of one fit"):
+        model.fit(*_data(), 8, verbose=0, callbacks=both)
 
 
 def test_latent_numbers_do_not_leave_the_book():
@@ -150,7 +265,9 @@ def test_a_constraint_of_ones_own_comes_first():
     steps = _steps(model)
     _fit(model, steps, keras.optimizers.SGD(0.5), 4)
     _assert_codes(steps)
-    assert isinstance(model.layers[0].kernel.constraint, keras.constraints.NonNeg)
+    kernel = model.layers[0].kernel
+    assert np.all(kernel.numpy() >= 0) and np.any(kernel.numpy())
+    assert isinstance(kernel.constraint, keras.constraints.NonNeg)
 
 
 def test_convert_computes_the_same():
@@ -162,12 +279,11 @@ def test_convert_computes_the_same():
     np.testing.assert_allclose(small(images), model(images), rtol=1e-5, atol=1e-6)
 
 
-def test_three_bits_lose_little():
-    """What fixed weights lose, for which the option exists."""
-    sklearn = pytest.importorskip("sklearn.datasets")
-    digits = sklearn.load_digits()
-    images, labels = digits.images[..., None].astype(np.float32) / 16, digits.target
-    train, test = (images[:1400], labels[:1400]), (images[1400:], labels[1400:])
+def test_few_bits_lose_less_than_with_fixed_weights():
+    digits = data.load("digits")
+    train, test = (
+        part.make(np.arange(len(part)), None) for part in (digits.train, digits.test)
+    )
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [

@@ -93,10 +93,11 @@ def test_channels_may_be_unknown_in_a_function():
     np.testing.assert_array_equal(function(images), expected)
 
 
-def test_an_image_smaller_than_the_window_is_an_error():
-    layer = InqConv2D(4, (2, 3))
+@pytest.mark.parametrize("layer", [InqConv2D(4, (2, 3)), InqDepthwiseConv2D((2, 3))])
+def test_an_image_smaller_than_the_window_is_an_error(layer):
     layer.build((None, None, None, 5))
-    with pytest.raises(ValueError, match="InqConv2D: the input's width is smaller"):
+    text = f"{type(layer).__name__}: the input's width is smaller"
+    with pytest.raises(ValueError, match=text):
         layer(tf.ones([2, 4, 2, 5]))
 
 

@@ -36,7 +36,7 @@ def sums(monkeypatch):
 
     def all_reduce(self, operation, values, options=None):
         assert operation == tf.distribute.ReduceOp.SUM
-        found.append([tuple(each.shape) for each in values])
+        found.append([each.shape for each in values])
         return [2 * each for each in values]
 
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", all_reduce)
@@ -125,14 +125,38 @@ def test_one_sum_of_few_or_of_other_gradients(sums, monkeypatch):
     assert [*map(len, sums)] == [5, 6, 6]
 
 
-def test_a_layer_whose_call_was_replaced_keeps_it(sums):
+def test_a_layer_whose_call_was_replaced_is_left_alone(sums):
     model = _model()
     layer = model.layers[0]
     own = layer.call
     layer.call = lambda inputs: own(inputs)
     replaced = layer.call
     _trained(model, True)
-    assert len(sums) == 2 and layer.call is replaced
+    assert len(sums) == 1 and layer.call is replaced
     del layer.call
     _trained(model, True)
-    assert len(sums) == 4 and "call" not in vars(layer)
+    assert len(sums) == 3 and "call" not in vars(layer)
+
+
+def test_eager_steps_have_one_sum(sums):
+    model = _model()
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope() as strategy:
+        strategy.run(lambda: _eager(model))
+    assert len(sums) == 1
+
+
+def _eager(model):
+    with overlapped(model):
+        _train(model, np.ones([2, 5], np.float32), lambda gradients: gradients)
+
+
+def test_other_sums_than_those_of_gradients_are_left_alone(sums):
+    def of_samples(gradients):
+        context = tf.distribute.get_replica_context()
+        for shape in ([None], None, [0]):
+            each = tf.raw_ops.PlaceholderWithDefault(input=tf.zeros(0), shape=shape)
+            context.all_reduce(tf.distribute.ReduceOp.SUM, [each] * 3)
+        return gradients
+
+    _trained(_model(), True, of_samples)
+    assert len(sums) == 5

@@ -125,7 +125,7 @@ def run(args):
                 fixed = (0, *steps.steps)[steps.steps_taken]
                 print(
                     f"{callbacks.where(history.history, epochs, seconds)}, with "
-                    f"{fixed:.1%} of the weights fixed"
+                    f"{fixed:.1%} of the weights quantized"
                 )
                 return INTERRUPTED
             report = {
@@ -268,7 +268,7 @@ class StepLog(keras.callbacks.Callback):
             print()  # the line of the progress bar is not at its end
         step, steps = len(self.records), len(self._steps.steps)
         print(
-            f"step {step} of {steps}, {fraction:.1%} of the weights fixed: {wrong}",
+            f"step {step} of {steps}, {fraction:.1%} of the weights quantized: {wrong}",
             flush=True,
         )
 

@@ -41,15 +41,15 @@ def add_arguments(parser):
     parser.add_argument(
         "--straight-through",
         action="store_true",
-        help="quantize all weights at once, then train them from code to code, which "
-        "helps with 3 bits and fewer",
+        help="train quantized weights from code to code after the last step, and take "
+        "one by default; helps with 3 bits and fewer",
     )
     parser.add_argument(
         "--steps",
         type=options.positive_float,
         nargs="+",
         metavar="FRACTION",
-        help="the part of the weights that is fixed after each step, ending with 1 "
+        help="the part of the weights that is quantized after each step, ending with 1 "
         "(default: 0.5 0.75 0.875 1, and more and smaller steps for 4 bits and "
         "fewer; 1 with --straight-through)",
     )

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the kernels of layers, and keeps parts of them fixed during training."""
+"""Finds the kernels of layers, and keeps parts of them quantized during training."""
 
 import keras
 import numpy as np
@@ -78,7 +78,7 @@ def channel_axes(layer, kernel):
 
 
 class PartlyFixedKernel:
-    """A kernel of a layer, and which of its weights are quantized and fixed.
+    """A kernel of a layer, and which of its weights are quantized.
 
     Attributes:
       layer: the layer.
@@ -89,14 +89,10 @@ class PartlyFixedKernel:
         each the one at the first step at which it has a weight that is not zero. None
         as long as all weights are zero.
       mask: bool, of the kernel's shape: which weights are quantized.
-      straight_through: whether weights that are all quantized train on.
     """
 
-    def __init__(
-        self, layer, variable, bits, per_channel=False, straight_through=False
-    ):
+    def __init__(self, layer, variable, bits, per_channel=False, keeps_latent=False):
         self.layer = layer
-        self.straight_through = straight_through
         self.axes = channel_axes(layer, variable) if per_channel else ()
         self.bits = bits
         self.top_exponent = None
@@ -104,20 +100,15 @@ class PartlyFixedKernel:
         self.variable = variable
         self.mask = np.zeros(self.variable.shape, bool)
         self._values = np.zeros_like(self.variable.numpy())
-        # What the weights were before they were rounded.
-        self._latent = np.zeros(self.variable.shape, np.float32)
+        # The weights before they were rounded, from which they train on.
+        self._latent = np.zeros(self.mask.shape, np.float32) if keeps_latent else None
+        self._trains_codes = False
         self._constraint = self._fit = None
 
     @property
     def fraction(self):
         """The quantized part of the weights, from 0 to 1."""
         return float(self.mask.mean()) if self.mask.size else 1.0
-
-    @property
-    def trains_codes(self):
-        """Whether the weights train from code to code: none is free any more."""
-        has_book = self.top_exponent is not None
-        return self.straight_through and has_book and bool(self.mask.all())
 
     def fix(self, fraction):
         """Quantizes the largest free weights until this fraction of all is fixed.
@@ -142,7 +133,8 @@ class PartlyFixedKernel:
         if self.top_exponent is not None:
             finished = quantize(weights, self.bits, self.top_exponent, self.axes)
             self._values[chosen] = finished[chosen]
-            self._latent[chosen] = weights[chosen]
+            if self._latent is not None:
+                self._latent[chosen] = weights[chosen]
         self.mask[chosen] = True
         self.restore()
         if self._constraint is not None:
@@ -162,11 +154,29 @@ class PartlyFixedKernel:
             self._has_exponent |= used
 
     def restore(self):
-        """Restores the values of quantized weights, whatever has changed them."""
-        if isinstance(self._constraint, _StraightThrough):
-            self._values, self._latent = self._constraint.state()
+        """Restores the values of quantized weights, whatever has changed them.
+
+        Weights that train from code to code may be other ones of their code books,
+        such as those of an earlier epoch: training goes on from these.
+        """
         weights = self.variable.numpy()
+        if isinstance(self._constraint, _StraightThrough):
+            self._values, self._latent = self._constraint.state(weights.dtype)
+            books = self.bits, self.top_exponent, self.axes
+            if np.array_equal(weights, quantize(weights, *books)):
+                is_other = weights != self._values
+                self._latent = np.where(is_other, weights, self._latent)
+                self._values = weights
+                self._constraint.start(self._latent)
         self.variable.assign(np.where(self.mask, self._values, weights))
+
+    def train_codes(self):
+        """Lets the weights train from code to code; all of them must be quantized."""
+        # A kernel of zeros has no code book to train in.
+        self._trains_codes = self.top_exponent is not None
+        self.release()
+        self.hold(self._fit)
+        self.restore()
 
     def hold(self, fit):
         """Keeps quantized weights fixed or in their code books, from now on.
@@ -179,6 +189,9 @@ class PartlyFixedKernel:
         Raises:
           ValueError: The kernel is already held in this `fit`.
         """
+        if isinstance(self._constraint, _StraightThrough):  # of an interrupted fit
+            dtype = self._values.dtype
+            self._values, self._latent = self._constraint.state(dtype)
         own = self.variable.constraint
         if isinstance(own, _Hold):
             if own.fit is fit:
@@ -190,20 +203,16 @@ class PartlyFixedKernel:
         self._fit = fit
         self._constraint = self.variable.constraint = self._new_hold(own, fit)
 
-    def train_codes(self):
-        """Lets quantized weights train on, from now on, if none is free any more."""
-        self.release()
-        self.hold(self._fit)
-
     def _new_hold(self, own, fit):
-        if not self.trains_codes:
+        if not self._trains_codes:
             return _Fixed(own, fit, self.mask, self._values)
-        tops = np.ldexp(np.float32(1), self.top_exponent)
+        # A channel of zeros has no code book either.
+        tops = np.ldexp(np.float32(self._has_exponent), self.top_exponent)
         if self.axes:
             axes = [axis % self.mask.ndim for axis in self.axes]
             sizes = enumerate(self.mask.shape)
             tops = tops.reshape([size if n in axes else 1 for n, size in sizes])
-        return _StraightThrough(own, fit, self._values, self._latent, tops, self.bits)
+        return _StraightThrough(own, fit, self._latent, tops, self.bits)
 
     def release(self):
         """Undoes `hold`: the kernel has its own constraint again."""
@@ -213,7 +222,7 @@ class PartlyFixedKernel:
 
 
 class _Hold(keras.constraints.Constraint):
-    """Applies a kernel's own constraint, then puts quantized weights right.
+    """Applies a kernel's own constraint, then corrects the quantized weights.
 
     Optimizers apply constraints last, after weight decay, their step and averaging, in
     the same graph. A callback could not do this, because many batches may run in one
@@ -254,44 +263,44 @@ class _StraightThrough(_Hold):
 
     Args:
       inner, fit: as of `_Hold`.
-      values: quantized weights.
-      latent: numbers that are rounded to them.
-      tops: 2^n1 of all weights, or of each code book.
+      latent: numbers that are rounded to the weights.
+      tops: 2^n1 of all weights, or of each code book; 0 keeps weights at zero.
       bits: bits of a weight.
     """
 
-    def __init__(self, inner, fit, values, latent, tops, bits):
+    def __init__(self, inner, fit, latent, tops, bits):
         super().__init__(inner, fit)
         # Each replica of a strategy keeps its own, which are the same.
-        own = {
-            "trainable": False,
-            "synchronization": tf.VariableSynchronization.ON_READ,
-            "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        }
-        self._values = tf.Variable(values, **own)
-        self._latent = tf.Variable(latent, dtype=tf.float32, **own)
+        self._latent = tf.Variable(
+            latent,
+            dtype=tf.float32,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
         self._tops = tf.Variable(tops, dtype=tf.float32, trainable=False)
         self._least = 2.0 ** (1 - 2 ** (bits - 2))  # of the top
 
-    def state(self):
-        """Returns the quantized weights and the latent ones, as arrays."""
-        return self._values.numpy(), self._latent.numpy()
+    def state(self, dtype):
+        """Returns the quantized weights, of this type, and the latent ones, arrays."""
+        latent = tf.convert_to_tensor(self._latent)
+        return self._rounded(latent).numpy().astype(dtype), latent.numpy()
+
+    def start(self, latent):
+        self._latent.assign(latent)
 
     def held(self, weights):
-        step = tf.cast(weights - self._values, tf.float32)
-        # A weight that left its book far behind would not return for long.
+        step = tf.cast(weights, tf.float32) - self._rounded(self._latent)
+        # A latent number far outside of its book would not return for long.
         most = 1.5 * self._tops
         latent = tf.clip_by_value(self._latent + step, -most, most)
-        values = tf.cast(self._rounded(latent), weights.dtype)
         self._latent.assign(latent)
-        self._values.assign(values)
-        return values
+        return tf.cast(self._rounded(latent), weights.dtype)
 
     def _rounded(self, latent):
         """Rounds as `tf_capsops.inq.quantize` does."""
         sizes, least = tf.abs(latent), self._least * self._tops
-        # Without its mantissa, 4/3 of a number is the power of two that it is nearest
-        # to.
+        # 4/3 of a number, without its mantissa, is the power of two nearest to it.
         bits = tf.bitcast(sizes * (4 / 3), tf.int32)
         powers = tf.bitcast(tf.bitwise.bitwise_and(bits, 0x7F800000), tf.float32)
         powers = tf.clip_by_value(powers, least, self._tops)

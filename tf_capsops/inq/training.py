@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains in steps, each of which quantizes and fixes a part of the weights."""
+"""Trains in steps, each of which quantizes a part of the weights."""
 
 import numbers
 import warnings
@@ -25,10 +25,11 @@ class IncrementalQuantization(keras.callbacks.Callback):
     powers of two; the epochs that follow train biases and whatever else is not
     quantized.
 
-    With `straight_through` these epochs train the quantized weights, too, which helps
-    with 3 bits and fewer: each has a latent number that takes the optimizer's steps,
-    and is that number, rounded (the straight-through estimator of Bengio et al., 2013).
-    A code then changes when enough batches ask for it.
+    With `straight_through` the epochs after the last step train quantized weights, too,
+    from code to code, which helps with 3 bits and fewer. Each weight has a latent
+    number that takes the optimizer's steps, and is that number, rounded (the
+    straight-through estimator of Bengio et al., 2013). Kernels and channels that are
+    zero stay zero, and averages that an optimizer keeps are not taken for kernels.
 
     The callback quantizes the `kernel` of every layer that has one (`Conv2D`,
     `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others) and the
@@ -57,7 +58,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
     Args:
       layers_or_model: A model, a layer, or a list of them.
       bits: Bits of a weight, 2 to 8.
-      steps: The fraction of weights that is fixed after each step, rising to at most 1.
+      steps: The fraction of weights that is quantized after each step, rising to at
+        most 1.
       epochs_per_step: Epochs from one step to the next. The first step is taken before
         the first epoch, so training needs at least
         `epochs_per_step * (len(steps) - 1) + 1` epochs.

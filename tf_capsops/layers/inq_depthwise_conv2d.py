@@ -82,6 +82,7 @@ class InqDepthwiseConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
+        map_size(self, images.shape)  # refuses images smaller than the window
         window = self.strides, self.padding.upper(), self.dilation_rate
         images, padding = padded_for_tflite(images, self.kernel_size, *window)
         outputs = keras.ops.depthwise_conv(

@@ -15,7 +15,7 @@ import math
 import keras
 import tensorflow as tf
 
-# Of gradients that are summed: fewer take no longer than a second sum.
+# Of all gradients: with fewer, a second sum costs more than it hides.
 _FEWEST_BYTES = 8 << 20
 
 
@@ -23,16 +23,15 @@ _FEWEST_BYTES = 8 << 20
 def overlapped(model):
     """Lets a training step, while it is traced, sum gradients in two parts.
 
-    Sums are the same. A number that is not finite in one gradient may spread to others.
+    Sums are the same, but infinities in one gradient may become NaN in others.
     """
     context = tf.distribute.get_replica_context()
     layer = _first_trained(model)
-    if layer is None:
+    if layer is None or "call" in vars(layer):  # as `inq.activations` replaces it
         yield
         return
     at_output = []  # gradients of the layer's outputs
     sum_at_once, call = context.all_reduce, layer.call
-    own_call = vars(layer).get("call")
 
     def watched_call(*args, **kwargs):
         outputs = call(*args, **kwargs)
@@ -54,11 +53,7 @@ def overlapped(model):
     try:
         yield
     finally:
-        del context.all_reduce
-        if own_call is None:
-            del layer.call
-        else:
-            layer.call = own_call
+        del context.all_reduce, layer.call
 
 
 def _first_trained(model):
@@ -93,13 +88,17 @@ def _are_gradients(values, layer):
         return False
     if not all(isinstance(each, tf.Tensor) for each in values):
         return False
-    size = sum(math.prod(each.shape) * each.dtype.size for each in values)
-    shapes = [tuple(each.shape) for each in values[: len(own)]]
-    return shapes == own and size >= _FEWEST_BYTES
+    if not all(each.shape.is_fully_defined() for each in values):
+        return False
+    sizes = [math.prod(each.shape) * each.dtype.size for each in values]
+    is_large = min(sizes) > 0 and sum(sizes) >= _FEWEST_BYTES
+    return is_large and [tuple(each.shape) for each in values[: len(own)]] == own
 
 
 def _is_accessible(tensor):
     """Whether the graph that is being traced can read a tensor."""
+    if tf.executing_eagerly():
+        return False
     graph = tf.compat.v1.get_default_graph()
     while tensor is not None and graph is not None:
         if tensor.graph is graph:
@@ -110,5 +109,5 @@ def _is_accessible(tensor):
 
 def _after(tensor, earlier):
     """Returns a tensor, for XLA to compute after another one."""
-    zero = 0 * tf.reshape(earlier, [-1])[0]  # which XLA cannot know, as of a NaN
+    zero = 0 * tf.reshape(earlier, [-1])[0]  # NaN for a NaN, so XLA cannot fold it
     return tensor + tf.cast(zero, tensor.dtype)
