@@ -162,13 +162,18 @@ class PartlyFixedKernel:
         weights = self.variable.numpy()
         if isinstance(self._constraint, _StraightThrough):
             self._values, self._latent = self._constraint.state(weights.dtype)
-            books = self.bits, self.top_exponent, self.axes
-            if np.array_equal(weights, quantize(weights, *books)):
-                is_other = weights != self._values
+            is_other = weights != self._values
+            if np.any(is_other) and self._are_of_books(weights):
                 self._latent = np.where(is_other, weights, self._latent)
                 self._values = weights
                 self._constraint.start(self._latent)
         self.variable.assign(np.where(self.mask, self._values, weights))
+
+    def _are_of_books(self, weights):
+        if not np.all(np.isfinite(weights)):
+            return False
+        books = self.bits, self.top_exponent, self.axes
+        return np.array_equal(weights, quantize(weights, *books))
 
     def train_codes(self):
         """Lets the weights train from code to code; all of them must be quantized."""
