@@ -103,7 +103,7 @@ class PartlyFixedKernel:
         # The weights before they were rounded, from which they train on.
         self._latent = np.zeros(self.mask.shape, np.float32) if keeps_latent else None
         self._trains_codes = False
-        self._constraint = self._fit = None
+        self._constraint = None
 
     @property
     def fraction(self):
@@ -179,8 +179,9 @@ class PartlyFixedKernel:
         """Lets the weights train from code to code; all of them must be quantized."""
         # A kernel of zeros has no code book to train in.
         self._trains_codes = self.top_exponent is not None
+        fit = self._constraint.fit
         self.release()
-        self.hold(self._fit)
+        self.hold(fit)
         self.restore()
 
     def hold(self, fit):
@@ -205,7 +206,6 @@ class PartlyFixedKernel:
                     "two callbacks of one fit: give each kernel to one callback"
                 )
             own = own.inner
-        self._fit = fit
         self._constraint = self.variable.constraint = self._new_hold(own, fit)
 
     def _new_hold(self, own, fit):
