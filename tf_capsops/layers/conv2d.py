@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops import _portable
+from tf_capsops.layers.data_format import with_channels_last
 from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 from tf_capsops.ops.conv2d import padded_for_tflite
 from tf_capsops.registered import registered
@@ -45,18 +46,20 @@ class Conv2D(keras.layers.Conv2D):
             return convolution(self, inputs, kernel)
         if not _portable.is_on():
             return super().convolution_op(inputs, kernel)
-        first = 1 if self.data_format == "channels_last" else 2
+        images = with_channels_last(tf.convert_to_tensor(inputs), self.data_format)
         window = self.strides, self.padding.upper(), self.dilation_rate
-        images = tf.convert_to_tensor(inputs)
-        images, padding = padded_for_tflite(images, self.kernel_size, *window, first)
-        return keras.ops.conv(
+        images, padding = padded_for_tflite(images, self.kernel_size, *window)
+        outputs = keras.ops.conv(
             images,
             kernel,
             strides=self.strides,
             padding=padding.lower(),
-            data_format=self.data_format,
+            data_format="channels_last",
             dilation_rate=self.dilation_rate,
         )
+        if self.data_format == "channels_last":
+            return outputs
+        return tf.transpose(outputs, [0, 3, 1, 2])
 
     @property
     def _is_plain(self):

@@ -39,7 +39,7 @@ def conv2d(images, filters, strides, padding, dilations):
     return tf.reshape(outputs, [batch, *size, dimensions(filters)[3]])
 
 
-def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1), first=1):
+def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1)):
     """Returns images and the padding to convolve them with.
 
     Both are unchanged, except in portable graphs where TFLite would be wrong: its CPU
@@ -48,19 +48,18 @@ def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1), first=
     padding becomes "VALID".
 
     Args:
-      images: Of four axes; only the rank must be known.
+      images: `[batch, height, width, channels]`; only the rank must be known.
       kernel: Its height and width, ints.
       strides, padding, dilations: As `window_attributes` returns them.
-      first: The axis of the images' height, before that of their width.
     """
     if padding != "SAME" or not _portable.is_on():
         return images, padding
-    sizes = dimensions(images)[first : first + 2]
+    sizes = dimensions(images)[1:3]
     axes = list(zip(sizes, kernel, strides, dilations, strict=True))
     if not any(_may_leave_out_pixels(*axis) for axis in axes):
         return images, padding
     shape, added = dimensions(images), [[0, 0] for _ in images.shape]
-    for axis, (size, window, stride, dilation) in enumerate(axes, first):
+    for axis, (size, window, stride, dilation) in enumerate(axes, 1):
         # Windows of one pixel read none outside, also where the size is unknown.
         if window > 1:
             _, missing = windows_of_axis(size, window, stride, dilation, padding)

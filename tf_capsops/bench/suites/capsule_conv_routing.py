@@ -168,7 +168,9 @@ def _image(case):
 def _draw(case, rng):
     """Draws weights that make the sums of votes about 1 long, as for CapsuleRouting.
 
-    Where there are no votes, there is no bias either, and the parents are zeros.
+    Biases are three times as long. The direction of a sum of length 0, and with it all
+    gradients, would depend on how its terms were rounded. Where there are no votes,
+    there is no bias either, and the parents are zeros.
     """
     image, kernel = _image(case)
     sizes = case.sizes
@@ -177,11 +179,12 @@ def _draw(case, rng):
     scale = min(1, 3 * parents / max(1, terms) ** 0.5)
     has_own = sizes["kernels"] == types != 1
     own = (types,) if has_own else ()
-    bias = 0.5 * (0 not in sizes.values())
+    bias = 2 / max(1, out_dim) ** 0.5 * (0 not in sizes.values())
     return (
         rng.uniform(-1, 1, (sizes["batch"], *image, types, in_dim)),
         rng.uniform(-scale, scale, (*kernel, *own, in_dim, parents, out_dim)),
-        rng.uniform(-bias, bias, (parents, out_dim)),
+        rng.choice([-bias, bias], (parents, out_dim))
+        * rng.uniform(1, 2, (parents, out_dim)),
         rng.uniform(-1, 1, (types, parents)),
     )
 
