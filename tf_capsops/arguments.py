@@ -84,14 +84,28 @@ def integers(owner, name, value, smallest, largest):
     return value
 
 
+def number(owner, name, value):
+    """Returns `value` after checking that it is a finite number.
+
+    Raises:
+      ValueError: if it is not one; the message names owner, argument and value.
+    """
+    if not _is_real(value) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{owner}: {name} must be a number, got {value!r}")
+    return value
+
+
+def _is_real(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
 def positive_number(owner, name, value):
     """Returns `value` as a float above zero that is finite.
 
     Raises:
       ValueError: if it is not one; the message names owner, argument and value.
     """
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_real or not 0 < value <= sys.float_info.max:
+    if not _is_real(value) or not 0 < value <= sys.float_info.max:
         raise ValueError(f"{owner}: {name} must be a positive number, got {value!r}")
     return float(value)
 
@@ -102,8 +116,7 @@ def not_negative(owner, name, value):
     Raises:
       ValueError: if it is not one; the message names owner, argument and value.
     """
-    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_real or not 0 <= value <= sys.float_info.max:
+    if not _is_real(value) or not 0 <= value <= sys.float_info.max:
         raise ValueError(f"{owner}: {name} must not be negative, got {value!r}")
     return value
 
@@ -181,10 +194,18 @@ def window_attributes(owner, strides, padding, dilations, axes=2):
     if not isinstance(padding, str) or padding.upper() not in ("VALID", "SAME"):
         raise ValueError(f"{owner}: padding must be 'VALID' or 'SAME', got {padding!r}")
     dilations = positive_ints(owner, "dilations", dilations, axes)
-    for name, values in (("strides", strides), ("dilations", dilations)):
-        if max(values) > _MOST_INT32:
-            raise ValueError(f"{owner}: {name} must fit in int32, got {values}")
+    require_int32(owner, strides=strides, dilations=dilations)
     return {"strides": strides, "padding": padding.upper(), "dilations": dilations}
+
+
+def require_int32(owner, **values):
+    """Raises a ValueError if one of several tuples of positive ints has too large ones.
+
+    The message names owner, argument and value.
+    """
+    for name, each in values.items():
+        if max(each) > _MOST_INT32:
+            raise ValueError(f"{owner}: {name} must fit in int32, got {each}")
 
 
 def known_shape(owner, shape, axes, may_be_unknown=("the batch size",)):
@@ -256,7 +277,7 @@ def _floating_point(owner, images):
 def scaled_images(owner, images, image_shape=None):
     """Returns `images` if type and shape are those of images, nested lists as an array.
 
-    `image_range` says why integers are refused, and checks values as well.
+    `image_range` says why. It also checks values, where they are known.
 
     Args:
       owner: the name to begin the message with.
@@ -264,10 +285,10 @@ def scaled_images(owner, images, image_shape=None):
       image_shape: a tuple of ints; None for a model that checks it itself.
 
     Raises:
-      ValueError: if it is another type or shape; the message names owner and type or
-        shape.
+      ValueError: if it is another type or shape, or pixels from 0 to 255; the message
+        names owner and what came.
     """
-    images = _floating_point(owner, images)
+    images = _floating_point(owner, image_range(owner, images))
     shape = tf.TensorShape(images.shape)
     if image_shape and not shape.is_compatible_with([None, *image_shape]):
         raise ValueError(
@@ -275,36 +296,6 @@ def scaled_images(owner, images, image_shape=None):
             f"shape {shape}"
         )
     return images
-
-
-def with_multiples(owner, images, image_shape, multiple):
-    """Returns `images` after checking the sizes that a model leaves open.
-
-    Args:
-      owner: the name to begin the message with.
-      images: `[batch, *image_shape]`.
-      image_shape: the model's, with None for sizes that are open.
-      multiple: what these must be multiples of.
-
-    Raises:
-      ValueError: if one is not; the message names owner and shape.
-      tf.errors.InvalidArgumentError: the same, if the size is unknown in a graph.
-    """
-    shape = tf.TensorShape(images.shape)
-    text = f"{owner}: sizes of images must be multiples of {multiple}"
-    unknown = []
-    for axis, size in enumerate(image_shape[:-1], start=1):
-        if size is None and shape[axis] is None:
-            unknown.append(axis)
-        elif size is None and shape[axis] % multiple:
-            raise ValueError(f"{text}, got shape {shape}")
-    if not unknown or isinstance(images, keras.KerasTensor):
-        return images
-    sizes = tf.gather(tf.shape(images), unknown)
-    with tf.control_dependencies(
-        [tf.debugging.assert_equal(sizes % multiple, 0, text)]
-    ):
-        return tf.identity(images)
 
 
 def float_tensors(owner, **operands):

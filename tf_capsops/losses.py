@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_capsops import arguments
+from tf_capsops.shapes import dimensions
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -52,18 +53,18 @@ class MarginLoss(keras.losses.Loss):
         dtype=None,
     ):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
+        arguments.number("MarginLoss", "m_minus", m_minus)
+        arguments.number("MarginLoss", "m_plus", m_plus)
         if not 0 <= m_minus < m_plus <= 1:
             raise ValueError(
                 "MarginLoss: the margins must be 0 <= m_minus < m_plus <= 1, got "
                 f"m_minus={m_minus}, m_plus={m_plus}"
             )
-        if down_weight < 0:
-            raise ValueError(
-                f"MarginLoss: down_weight must not be negative, got {down_weight}"
-            )
         self.m_plus = m_plus
         self.m_minus = m_minus
-        self.down_weight = down_weight
+        self.down_weight = arguments.not_negative(
+            "MarginLoss", "down_weight", down_weight
+        )
 
     def call(self, y_true, y_pred):
         lengths = tf.convert_to_tensor(y_pred)
@@ -135,6 +136,8 @@ class SpreadLoss(keras.losses.Loss):
     ):
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         self.steps = arguments.positive_int("SpreadLoss", "steps", steps)
+        arguments.number("SpreadLoss", "start", start)
+        arguments.number("SpreadLoss", "end", end)
         if not 0 < start <= end <= 1:
             raise ValueError(
                 "SpreadLoss: the margins must be 0 < start <= end <= 1, got "
@@ -306,6 +309,8 @@ def one_hot_labels(labels, lengths):
     [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
     """
     labels = tf.convert_to_tensor(labels)
+    if labels.shape.rank is None:
+        return _one_hot_labels_of_unknown_rank(labels, lengths)
     outer, classes = lengths.shape[:-1], lengths.shape[-1]
 
     def has_shape(*last):
@@ -330,6 +335,33 @@ def one_hot_labels(labels, lengths):
             text += "; capsules need a Length layer before the loss"
         raise ValueError(text)
     return _one_hot_integers(labels, classes, lengths.dtype)
+
+
+def _one_hot_labels_of_unknown_rank(labels, lengths):
+    """Decides at run time, in a function that has been called with several ranks.
+
+    Both forms are computed, because XLA compiles every branch for every rank.
+    """
+    *outer, classes = dimensions(lengths)
+    samples = tf.reduce_prod(outer)
+    is_one_hot = tf.reduce_all(tf.equal(tf.shape(labels)[-1:], classes))
+    is_one_hot &= tf.equal(tf.rank(labels), len(outer) + 1)
+    text = "labels must be one-hot or one integer for each of"
+    check = tf.debugging.Assert(
+        is_one_hot | tf.equal(tf.size(labels), samples),
+        [text, samples, "samples, got shape", tf.shape(labels)],
+    )
+    with tf.control_dependencies([check]):
+        flat = tf.reshape(labels, [-1])
+
+    def taken(condition, shape):
+        places = tf.where(condition, tf.range(tf.reduce_prod(shape)), 0)
+        numbers = tf.reshape(tf.gather(flat, places), shape)
+        return tf.where(condition, numbers, tf.zeros([], numbers.dtype))
+
+    integers = _one_hot_integers(taken(~is_one_hot, outer), classes, lengths.dtype)
+    given = tf.cast(taken(is_one_hot, [*outer, classes]), lengths.dtype)
+    return tf.where(is_one_hot, given, integers)
 
 
 def _one_hot_integers(labels, classes, dtype):

@@ -40,6 +40,11 @@ class ExactMatch(keras.metrics.Mean):
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         scores = tf.convert_to_tensor(y_pred)
+        if (scores.shape[-1] or self.objects) < self.objects:
+            raise ValueError(
+                f"ExactMatch: y_pred must be scores of {self.objects} classes or more, "
+                f"got shape {scores.shape}"
+            )
         highest = tf.math.top_k(scores, self.objects).indices
         read = tf.reduce_sum(tf.one_hot(highest, scores.shape[-1]), axis=-2)
         shown = one_hot_labels(y_true, scores) > 0.5
@@ -104,9 +109,10 @@ class Dice(keras.metrics.Metric):
     def __init__(self, num_classes, class_id=None, name="dice", dtype=None):
         super().__init__(name=name, dtype=dtype)
         self.num_classes = arguments.positive_int("Dice", "num_classes", num_classes)
-        self.class_id = class_id
         if class_id is not None:
-            arguments.int_between("Dice", "class_id", class_id, 0, num_classes - 1)
+            last = self.num_classes - 1
+            class_id = arguments.int_between("Dice", "class_id", class_id, 0, last)
+        self.class_id = class_id
         self.right, self.shown, self.read = (
             self.add_variable([self.num_classes], "zeros", name=each)
             for each in ("right", "shown", "read")

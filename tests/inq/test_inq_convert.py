@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from quantized import assert_same, quantize
 
-from tf_capsops import inq, layers, models
+from tf_capsops import inq, layers, models, routing
 
 
 def _images(*shape):
@@ -193,6 +193,26 @@ def test_capsules(tmp_path):
     np.testing.assert_array_equal(
         loaded(images)["lengths"], converted(images)["lengths"]
     )
+
+
+@pytest.mark.filterwarnings("ignore:convert: ")
+def test_a_rule_with_two_variables_of_one_name(tmp_path):
+    """Both batch normalizations of VB have a moving mean."""
+    inputs = [keras.Input((5, 5, 2, 4, 4)), keras.Input((5, 5, 2))]
+    layer = layers.ConvCaps2D(3, 3, routing=routing.VB(1))
+    model = keras.Model(inputs, layer(inputs))
+    random = np.random.default_rng(2)
+    for variable in layer.non_trainable_weights:
+        variable.assign(random.uniform(0.5, 1, variable.shape))
+    quantize(model)
+    converted = inq.convert(model, all_kinds=True)
+    children = tf.random.normal([2, 5, 5, 2, 4, 4]), tf.ones([2, 5, 5, 2])
+    expected = model(children)
+    converted.save(tmp_path / "codes.keras")
+    loaded = keras.saving.load_model(tmp_path / "codes.keras")
+    for each in converted, loaded:
+        for result, truth in zip(each(children), expected, strict=True):
+            np.testing.assert_array_equal(result, truth)
 
 
 def test_after_training(tmp_path):

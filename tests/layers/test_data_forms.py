@@ -114,6 +114,20 @@ def test_pixels_are_refused(networks, name, use):
     assert all(map(np.array_equal, before, after))  # it has not trained
 
 
+@pytest.mark.parametrize("name", ["CapsNet", "p_capsnet", "matrix_capsnet"])
+def test_eager_calls_refuse_pixels(networks, name):
+    with pytest.raises(ValueError, match=f"{name}: images must be .*divide by 255"):
+        networks[name](PIXELS)
+
+
+@pytest.mark.parametrize("forms", [(1, 2), (2, 1)])
+def test_labels_may_change_their_form(capsnet, forms):
+    labels = {1: LABELS, 2: LABELS[:, np.newaxis]}
+    capsnet.compile("sgd", run_eagerly=False)
+    for form in (*forms, *forms):
+        capsnet.fit(IMAGES, labels[form], verbose=0)
+
+
 def test_validation_data_are_checked(networks):
     with pytest.raises(ValueError, match=_PIXELS):
         networks["CapsNet"].fit(

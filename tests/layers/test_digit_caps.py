@@ -222,6 +222,8 @@ def test_bad_arguments_are_named(changes, text):
             "routing_iters must be an integer from 0 to 2147483646, got -1",
         ),
         ({"capsule_axis": 0}, "must be the two axes after the batch, got 0 and -1"),
+        ({"neuron_axis": 5}, "neuron_axis must be an integer from -3 to 2, got 5"),
+        ({"neuron_axis": "a"}, "neuron_axis must be an integer from -3 to 2, got 'a'"),
     ],
 )
 def test_bad_arguments_of_the_function_are_named(arguments, text):

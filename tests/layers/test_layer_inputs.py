@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers refuse inputs that are ragged, sparse or of integers, in plain words."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -74,3 +75,39 @@ def test_mask_names_what_is_not_dense():
     ):
         with pytest.raises(ValueError, match=f"Mask: {name} must be a dense tensor"):
             layers.Mask()(inputs)
+
+
+@pytest.mark.parametrize(
+    "make, shape, expected",
+    [
+        (lambda: layers.Conv2D(8, 3, use_bias=False), (9, 8, 3), (7, 6, 8)),
+        (lambda: layers.Conv2D(6, 3, strides=2, groups=3), (9, 8, 3), (4, 3, 6)),
+        (lambda: layers.Conv3D(4, 3), (9, 8, 5, 3), (7, 6, 3, 4)),
+        (lambda: layers.PrimaryCaps(2, 4, 3), (9, 8, 3), (84, 4)),
+        (lambda: layers.PoseCaps(2, kernel_size=3), (9, 8, 3), (7, 6, 2, 4, 4)),
+    ],
+)
+def test_empty_batches(make, shape, expected, device):
+    """TensorFlow's convolution on a CPU has another size for them."""
+    layer, images = make(), tf.ones([0, *shape])
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        first, *_ = tf.nest.flatten(layer(images))
+    assert first.shape == (0, *expected)
+    sources = [images, layer.trainable_weights[0].value]
+    for source, gradient in zip(sources, tape.gradient(first, sources), strict=True):
+        np.testing.assert_array_equal(gradient, tf.zeros(source.shape))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.PrimaryCaps(2, 4, 3, flatten=False),
+        lambda: layers.PoseCaps(2, kernel_size=3),
+    ],
+)
+def test_later_images_may_be_too_small(make):
+    layer = make()
+    layer(tf.ones([2, 7, 7, 8]))
+    with pytest.raises(ValueError, match="input's height is smaller than kernel_size"):
+        layer(tf.ones([2, 2, 2, 8]))

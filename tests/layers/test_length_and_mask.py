@@ -121,11 +121,21 @@ def test_unknown_batch():
     [
         ([2, 3], r"must be \[batch, caps, dim\], got shape \(2, 3\)"),
         ([[2, 3, 4], [2, 4]], r"one_hot must be \[batch, 3\], got shape \(2, 4\)"),
+        ([[2, 3, 4], [1, 3]], r"one_hot must be \[batch, 3\], got shape \(1, 3\)"),
         ([[2, 3, 4], [2, 3], [2, 3]], r"\[capsules, one_hot\], got 3 tensors"),
     ],
 )
 def test_bad_shapes_are_named(shapes, text):
     nested = isinstance(shapes[0], list)
     inputs = [tf.ones(s) for s in shapes] if nested else tf.ones(shapes)
-    with pytest.raises(ValueError, match=text):
-        Mask()(inputs)
+    built = Mask()
+    built(tf.ones([2, 3, 4]))
+    for layer in (Mask(), built):
+        with pytest.raises(ValueError, match=text):
+            layer(inputs)
+
+
+def test_no_capsules():
+    assert Mask()(tf.ones([2, 0, 4])).shape == (2, 0)
+    with pytest.raises(ValueError, match="Length: vectors must have axis -1, got"):
+        Length()(tf.constant(1.0))

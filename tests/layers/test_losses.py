@@ -71,6 +71,9 @@ def test_saved_with_a_model(tmp_path, loss):
         ({"m_plus": 1.5}, "m_minus < m_plus <= 1, got m_minus=0.1, m_plus=1.5"),
         ({"m_minus": 0.95}, "m_minus < m_plus <= 1, got m_minus=0.95, m_plus=0.9"),
         ({"down_weight": -1}, "down_weight must not be negative, got -1"),
+        ({"down_weight": None}, "down_weight must not be negative, got None"),
+        ({"down_weight": np.nan}, "down_weight must not be negative, got nan"),
+        ({"m_plus": "a"}, "m_plus must be a number, got 'a'"),
     ],
 )
 def test_bad_arguments_are_named(arguments, text):
@@ -120,6 +123,29 @@ def test_labels_that_are_no_class_make_nan_where_xla_compiles():
     bad = model.evaluate(capsules, np.arange(4), verbose=0)
     assert np.isfinite(good)
     assert np.isnan(bad)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_labels_of_several_ranks(jit_compile, device):
+    """TensorFlow traces a function that meets several ranks for an unknown one."""
+    loss = tf.function(
+        MarginLoss(dtype="float64"),
+        input_signature=[tf.TensorSpec(None), tf.TensorSpec([None, 3], tf.float64)],
+        jit_compile=jit_compile,
+    )
+    integers = tf.constant([1.0, 2.0])
+    expected = MarginLoss(dtype="float64")(integers, _LENGTHS)
+    for labels in (integers, integers[:, tf.newaxis], tf.one_hot([1, 2], 3)):
+        np.testing.assert_allclose(loss(labels, _LENGTHS), expected)
+    smooth = tf.constant([[0.1, 0.8, 0.1], [0.0, 0.3, 0.7]])
+    np.testing.assert_allclose(
+        loss(smooth, _LENGTHS), MarginLoss(dtype="float64")(smooth, _LENGTHS)
+    )
+    if not jit_compile:  # XLA leaves out assertions
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="one integer for each"
+        ):
+            loss(tf.ones([3]), _LENGTHS)
 
 
 def test_integer_labels_of_every_position():

@@ -94,6 +94,19 @@ def test_absent_children_have_no_share_in_anything(name, rule, by_mask, device):
 
 @both_orders
 @every_rule
+def test_absent_children_may_hold_anything(rule, by_mask, device):
+    layer, (poses, active), _ = drawn("dense", routing=rule)
+    mask = np.tile(np.isin(np.arange(6), [0, 2, 3]), (3, 1))
+    active = active * mask
+    if by_mask:
+        active = np.where(mask, active, np.nan)
+    expected = layer([poses, active], mask=mask)
+    poses = np.where(mask[..., np.newaxis, np.newaxis], poses, np.nan)
+    assert_equal(layer([poses, active], mask=mask if by_mask else None), expected)
+
+
+@both_orders
+@every_rule
 def test_absent_children_are_as_if_there_were_none(rule, by_mask, device):
     """Fewer children with the same weights."""
     layer, inputs, _ = drawn("dense", routing=rule)

@@ -52,6 +52,26 @@ def test_shapes_configs_and_files(name, rule, tmp_path, device):
     assert_equal(loaded(inputs), outputs)
 
 
+@every_rule
+def test_checkpoints_and_saved_models_hold_the_rules_variables(rule, tmp_path):
+    poses, activations = keras.Input((6, 2, 4)), keras.Input((6,))
+
+    def built():
+        layer = DenseCaps(4, (2, 3), rule)
+        return keras.Model([poses, activations], layer([poses, activations]))
+
+    model, other = built(), built()
+    random = np.random.default_rng(3)
+    for variable in model.trainable_weights + model.non_trainable_weights:
+        if variable.dtype == "float32":  # not the seed of dropout
+            variable.assign(random.uniform(0.5, 1, variable.shape))
+    path = tf.train.Checkpoint(model=model).save(tmp_path / "checkpoint")
+    tf.train.Checkpoint(model=other).restore(path).assert_existing_objects_matched()
+    for variable, truth in zip(other.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(variable, truth)
+    tf.saved_model.save(model, tmp_path / "saved")
+
+
 @pytest.mark.parametrize(
     "rule",
     # test_export saves and converts the other rules.
@@ -281,3 +301,16 @@ def test_class_poses_have_the_shape_of_the_children_unless_told_otherwise():
     assert poses.shape == (2, 5, 3, 6)
     again = ClassCaps.from_config(layer.get_config())
     assert again.pose_shape is None
+
+
+def test_inputs_of_other_shapes_than_the_first_are_refused():
+    layer, (poses, activations), _ = drawn("conv")
+    layer([poses, activations])
+    built = r"ConvCaps2D: poses must be \[..., 2, 2, 4\], as when the layer was built"
+    for inputs, text in (
+        ([poses[..., :1, :], activations], built),
+        ([poses[..., :1, :, :], activations[..., :1]], built),
+        ([poses, activations[:1]], r"activations must have the shape of poses but"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            layer(inputs)

@@ -8,6 +8,7 @@ import fresh
 import keras
 import numpy as np
 import pytest
+import quick
 import tensorflow as tf
 
 from tf_capsops.metrics import Dice
@@ -18,6 +19,13 @@ _IMAGES = _RANDOM.random([6, 8, 16, 1], np.float32)
 _MASKS = np.floor(_IMAGES * 3).astype(np.int32)
 _CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy()
 both_builds = pytest.mark.parametrize("build", [segcaps, unet])
+
+
+@pytest.fixture
+def eager():
+    """Without graphs, which take most of the time to make."""
+    with quick.eager():
+        yield
 
 
 def _model(build=segcaps, shape=(8, 16, 1), classes=3, compiled=True, **options):
@@ -63,6 +71,7 @@ def test_masks_of_other_sizes_are_refused(build, shape):
             use(tf.data.Dataset.from_tensors((_IMAGES, np.zeros(shape, int))))
 
 
+@pytest.mark.usefixtures("eager")
 @both_builds
 def test_class_weights_are_for_data_sets(build):
     weights, options = {0: 1.0, 1: 0.0, 2: 3.0}, {"epochs": 2, "verbose": 0}
@@ -83,6 +92,7 @@ def test_class_weights_are_for_data_sets(build):
     )
 
 
+@pytest.mark.usefixtures("eager")
 @both_builds
 @pytest.mark.parametrize("classes", [1, 3])
 def test_masks_need_no_last_axis(build, classes):
@@ -161,6 +171,7 @@ def test_weights_and_sizes_are_checked(build, shape, options, text):
         build(shape, 3, **{"size": "small", **options})
 
 
+@pytest.mark.usefixtures("eager")
 def test_generators_and_validation_splits():
     def batches():
         while True:

@@ -38,13 +38,24 @@ def _parametrized(names, select):
     )
 
 
+_DEVICE_TYPES = {device.device_type for device in tf.config.list_logical_devices()}
+
+
+def _is_here(case):
+    """Whether a case has a device here that it was made for."""
+    return not _DEVICE_TYPES.isdisjoint(case.devices)
+
+
 def _cases(use):
-    return _parametrized("op, case", lambda op: [(c,) for c in op.suite.select(use)])
+    return _parametrized(
+        "op, case", lambda op: [(c,) for c in op.suite.select(use) if _is_here(c)]
+    )
 
 
 def _names(op, frame, empty):
     names = op.frames.get(frame, ())
-    return *names, *(op.empty if names and empty else ())
+    names = *names, *(op.empty if names and empty else ())
+    return [name for name in names if _is_here(op.case(name))]
 
 
 def _named(frame, empty=False):

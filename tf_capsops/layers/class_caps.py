@@ -74,7 +74,8 @@ class ClassCaps(Routed):
         parents, _ = self.compute_output_shape(input_shape)
         (_, height, width, channels, _, inner), _ = input_shape
         columns = parents[-1]
-        self.add_kernel((channels, self.num_classes, inner, columns))
+        shape = (channels, self.num_classes, inner, columns)
+        self.add_kernel(shape, input_shape)
         inner += self.coordinates
         shape = (height, width, channels, self.num_classes, inner, columns)
         self.build_routing(shape, (parents[0], 1, 1, *parents[1:]))

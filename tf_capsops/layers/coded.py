@@ -8,7 +8,12 @@ import tensorflow as tf
 
 from tf_capsops.arguments import boolean, integers
 from tf_capsops.codes import checked_bits, encode
-from tf_capsops.layers.weights import require_built, title, weights_by_name
+from tf_capsops.layers.weights import (
+    named_weights,
+    require_built,
+    title,
+    weights_by_name,
+)
 from tf_capsops.ops.inq_decode import inq_decode
 from tf_capsops.packing import pack, unpack
 
@@ -97,7 +102,7 @@ class Coded(keras.layers.Layer):
         if self.bits is None:
             super().save_own_variables(store)
             return
-        values = {variable.name: variable.numpy() for variable in self.weights}
+        values = {name: each.numpy() for name, each in named_weights(self).items()}
         values["codes"] = pack(values["codes"], self.bits)
         values["top_exponent"] = values["top_exponent"].astype(np.int32)
         for name, value in values.items():
@@ -108,7 +113,7 @@ class Coded(keras.layers.Layer):
             super().load_own_variables(store)
             return
         require_built(self)
-        names = sorted(variable.name for variable in self.weights)
+        names = sorted(named_weights(self))
         if sorted(store.keys()) != names:
             raise ValueError(
                 f"{title(self)}: the file must hold {', '.join(names)} for it, got "
@@ -126,17 +131,17 @@ class Coded(keras.layers.Layer):
 
     def _assign(self, values):
         """Sets weights by their names: all of them or, if one does not fit, none."""
-        for variable in self.weights:
-            shape, given = tuple(variable.shape), values[variable.name].shape
+        variables = named_weights(self)
+        for name, variable in variables.items():
+            shape, given = tuple(variable.shape), values[name].shape
             if shape != given:
                 raise ValueError(
-                    f"{title(self)}: {variable.name} must have shape {shape}, got "
-                    f"{given}"
+                    f"{title(self)}: {name} must have shape {shape}, got {given}"
                 )
             if isinstance(variable, _Integers):
-                variable.check(values[variable.name])
-        for variable in self.weights:
-            variable.assign(values[variable.name])
+                variable.check(values[name])
+        for name, variable in variables.items():
+            variable.assign(values[name])
 
     def _decoded(self):
         return inq_decode(

@@ -42,6 +42,8 @@ class Conv2D(keras.layers.Conv2D):
         return rectified(self, inputs, kernel)
 
     def convolution_op(self, inputs, kernel):
+        if 0 in inputs.shape:
+            return of_nothing(self, inputs, kernel)
         if self._is_plain:
             return convolution(self, inputs, kernel)
         if not _portable.is_on():
@@ -66,6 +68,16 @@ class Conv2D(keras.layers.Conv2D):
         """Whether this is a convolution that `convolution` computes."""
         is_ordinary = self.data_format == "channels_last" and self.groups == 1
         return is_ordinary and not _portable.is_on()
+
+
+def of_nothing(layer, inputs, kernel):
+    """The convolution of an empty batch, or of no channels.
+
+    On a CPU, TensorFlow 2.21 gives an empty batch the size of the images.
+    """
+    shape = layer.compute_output_shape(tuple(inputs.shape))
+    nothing = 0 * (tf.reduce_sum(inputs) + tf.reduce_sum(kernel))
+    return tf.broadcast_to(nothing, shape)
 
 
 def convolution(layer, images, kernel):

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops import _portable
-from tf_capsops.layers.conv2d import has_gpus, is_for_hopper
+from tf_capsops.layers.conv2d import has_gpus, is_for_hopper, of_nothing
 from tf_capsops.ops.conv3d import conv3d
 from tf_capsops.registered import registered
 
@@ -47,6 +47,8 @@ class Conv3D(keras.layers.Conv3D):
         super().build(input_shape)
 
     def convolution_op(self, inputs, kernel):
+        if 0 in inputs.shape:
+            return of_nothing(self, inputs, kernel)
         if _portable.is_on() or self.groups != 1 or {*self.strides} != {1}:
             return super().convolution_op(inputs, kernel)
         if {*self.kernel_size} == {1} and has_gpus():

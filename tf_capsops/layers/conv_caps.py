@@ -47,7 +47,7 @@ class ConvCaps(Routed):
         parents, _ = self.compute_output_shape(input_shape)
         (*_, channels, _, inner), _ = input_shape
         shape = (*self.kernel_size, channels, self.filters, inner, self.pose_shape[1])
-        self.add_kernel(shape)
+        self.add_kernel(shape, input_shape)
         self.build_routing(shape, parents)
 
     def children(self, inputs, mask=None):

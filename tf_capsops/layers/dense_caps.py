@@ -86,7 +86,8 @@ class DenseCaps(RoundedRouting, Routed):
         parents, _ = self.compute_output_shape(input_shape)
         (_, in_caps, _, inner), _ = input_shape
         shape = (self.num_capsules, inner, self.pose_shape[1])
-        self.add_kernel(shape if self.share_weights else (in_caps, *shape))
+        own = shape if self.share_weights else (in_caps, *shape)
+        self.add_kernel(own, input_shape)
         of_pairs = (1, 1, 1 if self.share_weights else in_caps, *shape)
         self.build_routing(of_pairs, (parents[0], 1, 1, *parents[1:]))
         if self.routing_bits is not None:

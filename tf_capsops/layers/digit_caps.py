@@ -8,6 +8,7 @@ import numbers
 import warnings
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_capsops import _portable
@@ -294,19 +295,24 @@ def digit_caps(
     updates = int_between(
         "digit_caps", "routing_iters", routing_iters, 0, MOST_ITERATIONS - 1
     )
+    if not hasattr(incoming, "shape"):
+        incoming = np.asarray(incoming, keras.config.floatx())
     rank = len(incoming.shape)
     if rank != 3:
         raise ValueError(
             "digit_caps: incoming must have the axes batch, capsules and neurons, got "
             f"shape {tuple(incoming.shape)}"
         )
-    axes = tuple(axis % rank for axis in (capsule_axis, neuron_axis))
+    axes = [
+        int_between("digit_caps", name, axis, -rank, rank - 1) % rank
+        for name, axis in (("capsule_axis", capsule_axis), ("neuron_axis", neuron_axis))
+    ]
     if sorted(axes) != [1, 2]:
         raise ValueError(
             "digit_caps: capsule_axis and neuron_axis must be the two axes after the "
             f"batch, got {capsule_axis} and {neuron_axis}"
         )
-    if axes == (2, 1):
+    if axes == [2, 1]:
         incoming = keras.layers.Permute((2, 1))(incoming)
     layer = DigitCaps(
         n_digit_caps,

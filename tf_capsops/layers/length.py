@@ -5,7 +5,7 @@
 import keras
 import tensorflow as tf
 
-from tf_capsops.ops.squash import at_least_float32
+from tf_capsops.ops.squash import at_least_float32, require_axis
 from tf_capsops.registered import registered
 
 
@@ -33,6 +33,7 @@ class Length(keras.layers.Layer):
             raise ValueError(
                 f"Length: capsules must be floating-point, got {dtype.name}"
             )
+        require_axis("Length", capsules)
         squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
         # The root's derivative is infinite at zero: keep zeros away from it.
         zero = squared == 0

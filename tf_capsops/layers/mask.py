@@ -8,6 +8,7 @@ import tensorflow as tf
 from tf_capsops.arguments import dense_tensor, known_shape
 from tf_capsops.ops.squash import at_least_float32
 from tf_capsops.registered import registered
+from tf_capsops.shapes import dimensions
 
 
 @registered
@@ -37,11 +38,15 @@ class Mask(keras.layers.Layer):
 
     def call(self, inputs):
         if isinstance(inputs, (list, tuple)):
-            capsules, kept = inputs
+            capsules, kept = _pair(inputs)
             capsules = dense_tensor("Mask", "capsules", capsules)
             kept = tf.cast(dense_tensor("Mask", "one_hot", kept), capsules.dtype)
+            self.compute_output_shape([tuple(capsules.shape), tuple(kept.shape)])
         else:
             capsules = dense_tensor("Mask", "capsules", inputs)
+            self.compute_output_shape(tuple(capsules.shape))
+            if capsules.shape[1] == 0:
+                return tf.zeros([dimensions(capsules)[0], 0], capsules.dtype)
             squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
             kept = tf.one_hot(
                 tf.argmax(squared, axis=-1), capsules.shape[1], dtype=capsules.dtype
@@ -52,9 +57,10 @@ class Mask(keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         capsules, kept = _split(input_shape)
         known_shape("Mask", capsules, "[batch, caps, dim]")
-        if kept is not None and (len(kept) != 2 or kept[1] != capsules[1]):
+        if not tf.TensorShape(kept).is_compatible_with(capsules[:2]):
             raise ValueError(
-                f"Mask: one_hot must be [batch, {capsules[1]}], got shape {kept}"
+                f"Mask: one_hot must be [batch, {capsules[1]}], got shape {kept} for "
+                f"capsules of shape {capsules}"
             )
         return (capsules[0], capsules[1] * capsules[2])
 
@@ -67,13 +73,18 @@ class Mask(keras.layers.Layer):
         return super().get_config()
 
 
+def _pair(inputs):
+    if len(inputs) != 2:
+        raise ValueError(
+            "Mask: the input must be capsules or [capsules, one_hot], got "
+            f"{len(inputs)} tensors"
+        )
+    return inputs
+
+
 def _split(input_shape):
     """Returns the shape of the capsules and that of the one-hot labels or None."""
     if input_shape and isinstance(input_shape[0], (list, tuple)):
-        if len(input_shape) != 2:
-            raise ValueError(
-                "Mask: the input must be capsules or [capsules, one_hot], got "
-                f"{len(input_shape)} tensors"
-            )
-        return tuple(input_shape[0]), tuple(input_shape[1])
+        capsules, kept = _pair(input_shape)
+        return tuple(capsules), tuple(kept)
     return tuple(input_shape), None

@@ -88,6 +88,7 @@ class PoseCaps(Convolving):
 
     def call(self, images):
         (images,) = float_tensors("PoseCaps", images=images)
+        map_size(self, images.shape)  # refuses images smaller than the window
         features = self.conv(images)
         numbers = self.capsules * math.prod(self.pose_shape)
         poses, logits = tf.split(features, [numbers, self.capsules], axis=-1)

@@ -105,6 +105,7 @@ class PrimaryCaps(Convolving):
 
     def call(self, images):
         (images,) = float_tensors("PrimaryCaps", images=images)
+        map_size(self, images.shape)  # refuses images smaller than the window
         features = self.conv(with_channels_last(images, self.data_format))
         batch, height, width, _ = dimensions(features)
         capsules = [height, width, self.channels]

@@ -52,10 +52,14 @@ class Routed(Coded):
         self.kernel_regularizer = keras.regularizers.get(kernel_regularizer)
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
 
-    def add_kernel(self, shape):
-        """Makes the weights, `[..., Q, R]`."""
-        *capsules, inner, columns = shape
+    def add_kernel(self, shape, input_shape):
+        """Makes the weights, `[..., Q, R]`, for inputs of the shapes of poses and so on.
 
+        Their types, rows and columns stay what they are in every call.
+        """
+        types, *pose = input_shape[0][-3:]
+        self.children_shape = None if self.share_weights else types, *pose
+        *capsules, inner, columns = shape
         def initialize(shape, dtype=None):
             # Each number of a vote is a sum over the Q numbers of a pose's row. Keras'
             # initializers would count the capsules as well, which routing averages.
@@ -75,8 +79,15 @@ class Routed(Coded):
 
     def build_routing(self, weights_shape, output_shape):
         """Makes the variables of the rule, in arguments as `Rule.build` takes them."""
-        if hasattr(self.routing, "build"):
-            self.routing.build(self, weights_shape, output_shape)
+        if not hasattr(self.routing, "build"):
+            return
+        before = {id(each) for each in self.variables}
+        self.routing.build(self, weights_shape, output_shape)
+        added = [each for each in self.variables if id(each) not in before]
+        # TensorFlow's checkpoints and SavedModels hold the attributes of layers. A
+        # sublayer's variables are there already, and may be there twice.
+        for number, variable in enumerate(added):
+            setattr(self, f"routing_variable_{number}", variable)
 
     def call(self, inputs, training=None, mask=None):
         (poses, *others), window = self.children(inputs, mask)
@@ -286,11 +297,36 @@ def pair_of_tensors(layer, inputs, mask=None):
     owner, pair = _name(layer), _pair(layer, inputs)
     named = dict(zip(("poses", "activations"), pair))
     poses, activations = float_tensors(owner, **named)
+    _check_built_for(layer, poses.shape, activations.shape)
+    # What does not exist may hold anything, NaN included.
+    poses = without_masked(poses, tf.not_equal(activations, 0))
     for each in mask if _is_pair_of_masks(mask) else [mask]:
         seen = seen_capsules(owner, poses, each, last=2)
         poses = without_masked(poses, seen)
         activations = without_masked(activations, seen)
     return poses, activations
+
+
+def _check_built_for(layer, poses, activations):
+    """Raises a ValueError if shapes do not fit the layer as it was built."""
+    owner, built = _name(layer), tf.TensorShape(layer.children_shape)
+    if poses.rank is None:
+        return
+    if not built.is_compatible_with(poses[-3:]):
+        types, *pose = ("?" if each is None else each for each in layer.children_shape)
+        raise ValueError(
+            f"{owner}: poses must be [..., {types}, {', '.join(map(str, pose))}], as "
+            f"when the layer was built, got shape {poses}"
+        )
+    _check_activations(owner, poses, activations)
+
+
+def _check_activations(owner, poses, activations):
+    if not tf.TensorShape(activations).is_compatible_with(poses[:-2]):
+        raise ValueError(
+            f"{owner}: activations must have the shape of poses but for the last two "
+            f"axes, {tuple(poses[:-2])}, got {tuple(activations)}"
+        )
 
 
 def _is_pair_of_masks(mask):
@@ -323,11 +359,7 @@ def pair_of_shapes(layer, shapes, axes, may_be_unknown=1):
             f"{owner}: poses must be {described}, of which only {known} may be "
             f"unknown, got shape {poses}"
         )
-    if not tf.TensorShape(activations).is_compatible_with(poses[:-2]):
-        raise ValueError(
-            f"{owner}: activations must have the shape of poses but for the last two "
-            f"axes, {poses[:-2]}, got {activations}"
-        )
+    _check_activations(owner, poses, activations)
     if layer.pose_shape is not None and poses[-2] != layer.pose_shape[0]:
         raise ValueError(
             f"{owner}: routing keeps the rows of a pose: pose_shape must be "

@@ -11,6 +11,21 @@ def require_built(layer):
         raise ValueError(f"{title(layer)} has no weights yet: build it first")
 
 
+def named_weights(layer):
+    """Returns the variables of a layer by their names.
+
+    Names that a sublayer repeats have its name before them, such as
+    `"pose_normalization.moving_mean"`.
+    """
+    names = [variable.name for variable in layer.weights]
+    return {
+        variable.name
+        if names.count(variable.name) == 1
+        else ".".join(variable.path.split("/")[-2:]): variable
+        for variable in layer.weights
+    }
+
+
 def weights_by_name(layer, weights):
     """Returns a dict of arrays from a list in the order of the layer's weights.
 
@@ -19,7 +34,7 @@ def weights_by_name(layer, weights):
         an array itself; the message names the layer and its weights.
     """
     require_built(layer)
-    names = [variable.name for variable in layer.weights]
+    names = list(named_weights(layer))
     is_objects = isinstance(weights, np.ndarray) and weights.dtype == object
     if isinstance(weights, (list, tuple)) or is_objects:
         got = f"a list of {len(weights)}"

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tf_capsops.arguments import image_range, positive_int, positive_pair
 from tf_capsops.models.autoencoder import Autoencoder, Inference
 from tf_capsops.models.parts import new_parts
+from tf_capsops.models.sizes import checked_sizes
 from tf_capsops.registered import registered
 
 
@@ -71,21 +72,13 @@ class CapsNet(Autoencoder):
         objects=1,
         **kwargs,
     ):
-        if len(input_shape) != 3:
-            raise ValueError(
-                f"CapsNet: input_shape must be (height, width, channels), got "
-                f"{input_shape!r}"
-            )
-        image_shape = tuple(
-            positive_int("CapsNet", "input_shape", size) for size in input_shape
-        )
+        image_shape, num_classes = checked_sizes("CapsNet", input_shape, num_classes)
         kernel_size = positive_pair("CapsNet", "kernel_size", kernel_size)
         if any(size < kernel for size, kernel in zip(image_shape, kernel_size)):
             raise ValueError(
                 f"CapsNet: input_shape must be at least kernel_size {kernel_size}, got "
                 f"{image_shape}"
             )
-        num_classes = positive_int("CapsNet", "num_classes", num_classes)
         objects = positive_int("CapsNet", "objects", objects)
         if objects > num_classes:
             raise ValueError(
@@ -103,7 +96,7 @@ class CapsNet(Autoencoder):
             "primary_strides": primary_strides,
             "capsule_dim": capsule_dim,
             "routing_iterations": routing_iterations,
-            "decoder_units": tuple(decoder_units),
+            "decoder_units": _positive_ints("decoder_units", decoder_units),
             "reconstruction_weight": reconstruction_weight,
             "objects": objects,
         }
@@ -160,6 +153,13 @@ class CapsNet(Autoencoder):
         return tuple(first + second - 1 for first, second in fields)
 
 
+def _positive_ints(name, values):
+    """Returns a list of positive ints as a tuple; raises a ValueError if it is none."""
+    if not isinstance(values, (list, tuple)):
+        raise ValueError(f"CapsNet: {name} must be a list of integers, got {values!r}")
+    return tuple(positive_int("CapsNet", name, each) for each in values)
+
+
 def capsnet(*args, **kwargs):
     """The capsule network of Sabour, Frosst and Hinton (2017), with its decoder.
 
@@ -170,8 +170,8 @@ def capsnet(*args, **kwargs):
     Args:
       input_shape: (height, width, channels) of the images, whose values are
         floating-point numbers from 0 to 1. Standardized ones train, too, but the
-        decoder cannot draw them. Integers are a `ValueError` in a call, and numbers
-        above 10 in `fit`, `evaluate` and `predict`.
+        decoder cannot draw them. Integers and numbers above 10 are a `ValueError`, the
+        latter not in a `tf.function` of yours.
       num_classes: how many classes.
       filters: features of the first convolution.
       kernel_size: its kernel, one or two ints.

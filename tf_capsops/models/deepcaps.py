@@ -170,8 +170,8 @@ def deepcaps(
     Args:
       input_shape: (height, width, channels) of the images, whose values are
         floating-point numbers from 0 to 1. Standardized ones train, too, but the
-        decoder cannot draw them. Integers are a `ValueError` in a call, and numbers
-        above 10 in `fit`, `evaluate` and `predict`.
+        decoder cannot draw them. Integers and numbers above 10 are a `ValueError`, the
+        latter not in a `tf.function` of yours.
       num_classes: how many classes.
       size: `"paper"`; or `"small"`, three cells of 8 types.
       routing_iterations: how often routing computes the class capsules, and those of

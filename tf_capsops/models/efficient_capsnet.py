@@ -35,8 +35,8 @@ def efficient_capsnet(
 
     Args:
       input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1, or standardized. Integers are a `ValueError`
-        in a call, and numbers above 10 in `fit`, `evaluate` and `predict`.
+        floating-point numbers from 0 to 1, or standardized. Integers and numbers above
+        10 are a `ValueError`, the latter not in a `tf.function` of yours.
       num_classes: how many classes.
       filters: features of each convolution; the last is a multiple of `primary_dim`.
       kernel_sizes: the kernel of each convolution.

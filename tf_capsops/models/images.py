@@ -11,8 +11,9 @@ from tf_capsops.models.unrolled import Unrolled
 class ImageModel(Unrolled):
     """Mixed into a `keras.Model`, refuses pixels from 0 to 255.
 
-    Integers are refused wherever the model is called, other numbers in the first batch
-    of `fit`, `evaluate`, `predict` and the methods on a batch.
+    Integers are refused wherever the model is called. Other numbers are where their
+    values are known: in eager calls, and in the first batch of `fit`, `evaluate`,
+    `predict` and the methods on a batch.
     """
 
     @property

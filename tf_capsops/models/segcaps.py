@@ -89,8 +89,8 @@ def segcaps(
     Args:
       input_shape: (height, width, channels) of the images, whose values are
         floating-point numbers from 0 to 1. Height and width are multiples of 8, or None
-        for any multiple. Integers are a `ValueError` in a call, and numbers above 10 in
-        `fit`, `evaluate` and `predict`.
+        for any multiple. Integers and numbers above 10 are a `ValueError`, the latter
+        not in a `tf.function` of yours.
       num_classes: how many, the background included; or 1 for an object in front of
         a background, as in the paper.
       variant: `"R3"`: all layers but the first one route with three iterations; or

@@ -7,12 +7,13 @@ import abc
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import image_range, scaled_images, with_multiples
+from tf_capsops.arguments import image_range, scaled_images
 from tf_capsops.layers import Conv2D, Conv3D
 from tf_capsops.losses import one_hot_labels
 from tf_capsops.metrics import classes_read
 from tf_capsops.models.images import images_and
 from tf_capsops.models.mask_targets import MaskModel, with_axis
+from tf_capsops.models.sizes import with_multiples
 
 _PARTS = "network", "decoder"
 

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the sizes that networks are made for."""
 
+import keras
+import tensorflow as tf
+
 from tf_capsops.arguments import positive_int
 
 _AXES = {2: "(height, width, channels)", 3: "(depth, height, width, channels)"}
@@ -41,6 +44,36 @@ def checked_sizes(
         )
     channels = positive_int(owner, "input_shape", channels)
     return (*sizes, channels), positive_int(owner, "num_classes", num_classes)
+
+
+def with_multiples(owner, images, image_shape, multiple):
+    """Returns `images` after checking the sizes that a model leaves open.
+
+    Args:
+      owner: the name to begin the message with.
+      images: `[batch, *image_shape]`.
+      image_shape: the model's, with None for sizes that are open.
+      multiple: what these must be multiples of.
+
+    Raises:
+      ValueError: if one is not; the message names owner and shape.
+      tf.errors.InvalidArgumentError: the same, if the size is unknown in a graph.
+    """
+    shape = tf.TensorShape(images.shape)
+    text = f"{owner}: sizes of images must be multiples of {multiple}"
+    unknown = []
+    for axis, size in enumerate(image_shape[:-1], start=1):
+        if size is None and shape[axis] is None:
+            unknown.append(axis)
+        elif size is None and shape[axis] % multiple:
+            raise ValueError(f"{text}, got shape {shape}")
+    if not unknown or isinstance(images, keras.KerasTensor):
+        return images
+    sizes = tf.gather(tf.shape(images), unknown)
+    with tf.control_dependencies(
+        [tf.debugging.assert_equal(sizes % multiple, 0, text)]
+    ):
+        return tf.identity(images)
 
 
 def sizes_of(owner, sizes, size):

@@ -88,8 +88,8 @@ def ucaps3d(
     Args:
       input_shape: (depth, height, width, channels) of the volumes, whose values are
         floating-point numbers from 0 to 1. All but the channels are multiples of 8, or
-        None for any multiple. Integers are a `ValueError` in a call, and numbers above
-        10 in `fit`, `evaluate` and `predict`.
+        None for any multiple. Integers and numbers above 10 are a `ValueError`, the
+        latter not in a `tf.function` of yours.
       num_classes: how many, two or more, the background included.
       size: `"paper"` or `"small"`, which has some 5% of its weights.
       reconstruction_weight: the weight of the reconstruction's squared error, averaged

@@ -4,11 +4,11 @@
 
 import keras
 
-from tf_capsops.arguments import scaled_images, with_multiples
+from tf_capsops.arguments import scaled_images
 from tf_capsops.models.functional import FunctionalModel
 from tf_capsops.models.mask_targets import MaskModel
 from tf_capsops.models.segmentation import probabilities
-from tf_capsops.models.sizes import checked_sizes, sizes_of
+from tf_capsops.models.sizes import checked_sizes, sizes_of, with_multiples
 from tf_capsops.registered import registered
 
 # Features of each level.
@@ -27,8 +27,8 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
     Args:
       input_shape: (height, width, channels) of the images, whose values are
         floating-point numbers from 0 to 1, or standardized. A height or width of None
-        is any multiple of 16, or of 8 for the small size. Integers are a `ValueError`
-        in a call, and numbers above 10 in `fit`, `evaluate` and `predict`.
+        is any multiple of 16, or of 8 for the small size. Integers and numbers above 10
+        are a `ValueError`, the latter not in a `tf.function` of yours.
       num_classes: how many, the background included; or 1 for an object in front of
         a background.
       size: `"paper"`; or `"small"`, four levels of 8 to 64 features.

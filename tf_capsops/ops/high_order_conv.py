@@ -7,7 +7,13 @@ import math
 import tensorflow as tf
 
 from tf_capsops import _library, _portable
-from tf_capsops.arguments import float_tensors, odd_pair, positive_int, positive_pair
+from tf_capsops.arguments import (
+    float_tensors,
+    odd_pair,
+    positive_int,
+    positive_pair,
+    require_int32,
+)
 from tf_capsops.shapes import ShapeRule, dimensions, shape_text
 
 _ATTRIBUTES = ("kernel_size", "dilations", "groups", "data_format")
@@ -80,6 +86,8 @@ def high_order_conv2d(
         "groups": positive_int(owner, "groups", groups),
         "data_format": data_format,
     }
+    window = {name: attributes[name] for name in ("kernel_size", "dilations")}
+    require_int32(owner, **window, groups=(attributes["groups"],))
     if _portable.is_on():
         return _portable.compute(plain, *operands, **attributes, name=name or owner)
     return _library.load().high_order_conv(*operands, **attributes, name=name)

@@ -14,6 +14,15 @@ def at_least_float32(tensor):
     return tensor
 
 
+def require_axis(owner, vectors, axis=-1):
+    """Raises a ValueError if a tensor has no such axis, as far as its rank is known."""
+    rank = vectors.shape.rank
+    if rank is not None and isinstance(axis, int) and not -rank <= axis < rank:
+        raise ValueError(
+            f"{owner}: vectors must have axis {axis}, got shape {vectors.shape}"
+        )
+
+
 def squash(vectors, axis=-1, epsilon=1e-7, name=None):
     """Shrinks vectors to a length below one and keeps their direction.
 
@@ -35,8 +44,8 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
       A tensor of the shape and dtype of `vectors`.
 
     Raises:
-      ValueError: if `epsilon` is not as above, or `vectors` is not floating-point or
-        not dense.
+      ValueError: if `epsilon` is not as above, or `vectors` has no such axis, is not
+        floating-point or not dense.
 
     >>> import tf_capsops
     >>> tf_capsops.squash([3.0, 4.0]).numpy() * 26 / 25
@@ -50,6 +59,7 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
             raise ValueError(
                 f"squash: vectors must be floating-point, got {dtype.name}"
             )
+        require_axis("squash", vectors, axis)
         vectors = at_least_float32(vectors)
         # Huge vectors are divided by `scale`, so that neither their squared length nor
         # its powers in the gradient overflow; the others by 1, which is exact. The

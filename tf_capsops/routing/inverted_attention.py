@@ -7,7 +7,7 @@ import math
 import keras
 import tensorflow as tf
 
-from tf_capsops.arguments import positive_int
+from tf_capsops.arguments import number, positive_int
 from tf_capsops.routing.poses import with_flat_maps
 from tf_capsops.routing.rule import Rule, type_of_moments
 from tf_capsops.shapes import dimensions
@@ -41,6 +41,7 @@ class InvertedAttention(Rule):
 
     def __init__(self, iterations=2, dropout=0.0):
         self.iterations = positive_int("InvertedAttention", "iterations", iterations)
+        number("InvertedAttention", "dropout", dropout)
         if not 0 <= dropout < 1:
             raise ValueError(
                 "InvertedAttention: dropout must be at least 0 and below 1, got "
