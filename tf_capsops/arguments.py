@@ -248,6 +248,10 @@ def image_range(owner, images):
     [[0.0, 0.5]]
     """
     array = _floating_point(owner, images)
+    if isinstance(array, tf.SparseTensor):
+        array = array.values
+    elif isinstance(array, tf.RaggedTensor):
+        array = array.flat_values
     if not tf.is_symbolic_tensor(array) and not isinstance(array, keras.KerasTensor):
         array = np.asarray(array)
         if np.any(array > 10):

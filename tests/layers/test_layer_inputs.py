@@ -65,6 +65,15 @@ def test_the_guide_is_named():
             layer(images, guide=wrong)
 
 
+def test_a_later_guide_of_another_size_is_named():
+    images = tf.ones([1, 4, 4, 2])
+    layer = layers.HighOrderConv2D(3)
+    layer(images, guide=images)
+    text = r"guide must have the batch, height and width of the input, got shapes \(1, 3"
+    with pytest.raises(ValueError, match=text):
+        layer(images, guide=tf.ones([1, 3, 4, 2]))
+
+
 def test_mask_names_what_is_not_dense():
     capsules, one_hot = tf.ones([1, 2, 3]), tf.constant([[1.0, 0.0]])
     ragged = tf.RaggedTensor.from_tensor

@@ -173,6 +173,7 @@ class HighOrderConv2D(Coded):
                 f"{owner}: the guide must have {self._guide_channels} channels, got "
                 f"shape {tuple(guide.shape)}"
             )
+        self._checked(inputs.shape, guide.shape)
         # The images change their layout, because the filters may take many times as
         # much memory.
         images = with_channels_last(inputs, self.data_format)
