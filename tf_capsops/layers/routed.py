@@ -29,7 +29,7 @@ class Routed(Coded):
     Keras mask; and `of_parents`, where what it returns is not of the op's shapes.
 
     A child whose activation is 0, or that a mask leaves out, does not exist for any
-    rule. Where all children share the weights, they also share a rule's priors.
+    rule. A mask also leaves out a pose of NaN or infinities. Where all children share the weights, they also share a rule's priors.
     """
 
     channel_axes = (-3,)
@@ -298,8 +298,6 @@ def pair_of_tensors(layer, inputs, mask=None):
     named = dict(zip(("poses", "activations"), pair))
     poses, activations = float_tensors(owner, **named)
     _check_built_for(layer, poses.shape, activations.shape)
-    # What does not exist may hold anything, NaN included.
-    poses = without_masked(poses, tf.not_equal(activations, 0))
     for each in mask if _is_pair_of_masks(mask) else [mask]:
         seen = seen_capsules(owner, poses, each, last=2)
         poses = without_masked(poses, seen)
