@@ -3,13 +3,14 @@
 """Imports TensorFlow quietly, where the process is a command of ours.
 
 It leaves out log lines: nobody who runs `tf-capsops` can do anything about oneDNN's
-rounding or a driver that is not there. A `TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the
-environment brings them back. To come before TensorFlow, the package imports this module
-first.
+rounding, a driver that is not there or a function that is traced again. A
+`TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the environment brings them back, and one of 2 those
+of errors. To come before TensorFlow, the package imports this module first.
 """
 
 import contextlib
 import ctypes
+import logging
 import os
 import pathlib
 import re
@@ -25,7 +26,7 @@ _LOG = re.compile(
     rb"|Improper call to JPEG|Unsupported color conv|Corrupt JPEG|Premature end of JPEG"
     rb"|libpng "
 )
-_ERROR = 2  # the least severe line that is shown
+_FATAL = 3  # the least severe line that is shown
 # absl::SetMinLogLevel. TensorFlow has no Python function for the level of absl's log,
 # and its library exports this one only by its C++ name, which the compiler has mangled
 # together with the date of absl's release. If another TensorFlow has another name for
@@ -55,7 +56,7 @@ def without_log_lines():
                     os.write(2, line)
 
 
-def _import_quietly():
+def _import_quietly(level=_FATAL):
     # Not all of TensorFlow heeds the variable: some lines come while its libraries load
     # and look for a GPU, others from code whose level only a function of absl sets.
     with without_log_lines():
@@ -64,10 +65,12 @@ def _import_quietly():
         tf.config.list_physical_devices()
     library = pathlib.Path(tf.__file__).with_name("libtensorflow_cc.so.2")
     with contextlib.suppress(OSError, AttributeError):
-        getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(_ERROR)
+        getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(level)
 
 
 if _break.IS_COMMAND:
-    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_ERROR))
+    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_FATAL))
     if level not in ("0", "1"):
-        _import_quietly()
+        _import_quietly(2 if level == "2" else _FATAL)
+        # TensorFlow's warnings of functions that are traced again.
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)

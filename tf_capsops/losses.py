@@ -9,8 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_capsops import arguments
-from tf_capsops.shapes import dimensions
+from tf_capsops import arguments, shapes
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
@@ -342,7 +341,7 @@ def _one_hot_labels_of_unknown_rank(labels, lengths):
 
     Both forms are computed, because XLA compiles every branch for every rank.
     """
-    *outer, classes = dimensions(lengths)
+    *outer, classes = shapes.dimensions(lengths)
     samples = tf.reduce_prod(outer)
     is_one_hot = tf.reduce_all(tf.equal(tf.shape(labels)[-1:], classes))
     is_one_hot &= tf.equal(tf.rank(labels), len(outer) + 1)

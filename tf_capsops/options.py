@@ -15,7 +15,10 @@ from tf_capsops.errors import CommandError, suggestion
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests the option or choice of the most similar name."""
+    """A parser that suggests the option or choice of the most similar name.
+
+    A mistake is told in one line, with another that says where all options are.
+    """
 
     def parse_known_args(self, args=None, namespace=None):
         namespace, rest = super().parse_known_args(args, namespace)
@@ -38,7 +41,8 @@ class Parser(argparse.ArgumentParser):
         if found:
             choices = [each.strip("'") for each in found[2].split(", ")]
             message += suggestion(found[1], choices)
-        super().error(message)
+        lists = f"`{self.prog} --help` lists the options"
+        self.exit(2, f"{self.prog}: error: {message}\n{lists}\n")
 
 
 def int_from(smallest, end=math.inf):

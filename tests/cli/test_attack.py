@@ -268,7 +268,7 @@ def test_the_reconstructions_of_codes_detect(work, undrawn, capsys):
     assert _attack("capsnet/codes.keras", *options) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["detection"]) == 3
-    assert pathlib.Path("runs/capsnet/attack-fgsm-difference.json").is_file()
+    assert pathlib.Path("runs/capsnet/attack-fgsm-difference-codes.json").is_file()
 
 
 def test_a_network_without_a_loss_is_attacked_by_the_difference(work, undrawn, capsys):

@@ -160,7 +160,7 @@ def test_epochs_are_those_of_the_run(tmp_path, monkeypatch, capsys):
     (run / "config.json").write_text(json.dumps(config))
     options = ["--steps", "1", "--bits", "3", "--epochs-per-step", "1"]
     assert main(["quantize", "runs/short", *options]) == 0
-    assert "1 steps of 1 epochs of 2 batches\n" in capsys.readouterr().out
+    assert "1 step of 1 epoch of 2 batches\n" in capsys.readouterr().out
 
 
 def test_takes_any_classifier_and_prints_every_step(tmp_path, monkeypatch, capsys):
@@ -226,7 +226,7 @@ def test_activation_bits(tmp_path, monkeypatch, capsys):
     options = ["--data", "images.npz", "--steps", "1", "--activation-bits", "3"]
     assert main(["quantize", "model.keras", *options]) == 0
     printed = capsys.readouterr().out
-    assert "classifier to 5 bits, activations to 3: 1 steps of" in printed
+    assert "classifier to 5 bits, activations to 3: 1 step of" in printed
     run = tmp_path / "runs/quantize-images"
     config, report, result = (
         json.loads((run / f"{name}.json").read_text())
@@ -274,7 +274,7 @@ def test_routing_bits(tmp_path, monkeypatch, capsys):
     options += ["--routing-bits", "3"]
     assert main(["quantize", "model.keras", *options]) == 0
     printed = capsys.readouterr().out
-    assert "small to 5 bits, activations to 8, routing to 3: 1 steps of" in printed
+    assert "small to 5 bits, activations to 8, routing to 3: 1 step of" in printed
     run = tmp_path / "runs/quantize-images"
     config, report = (
         json.loads((run / f"{name}.json").read_text()) for name in ("config", "report")
@@ -312,7 +312,8 @@ def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):
     options += ["--epochs-per-step", "200", "--batch-size", "10"]
     command = [fresh.COMMAND, "quantize", "model.keras", *options]
     printed = fresh.interrupt(fresh.start(*command, cwd=tmp_path), "epoch 20/")
-    said = r"stopped in epoch (\d+) of 400 after \d+ s, with 50.0% of the weights"
+    said = r"stopped in epoch (\d+) of 400 after \d+ s, with 50.0% of the weights "
+    said += "quantized; these files stay, but quantize cannot go on from them\n"
     epoch = int(re.search(said, printed)[1])
     run = tmp_path / "runs/quantize-images"
     files = {"model.keras", "config.json", "history.json"}

@@ -3,12 +3,14 @@
 """Commands print what they have to say, and none of TensorFlow's log lines."""
 
 import ctypes
+import logging
 import os
 import runpy
 import subprocess
 import sys
 
 import fresh
+import keras
 import numpy as np
 import pytest
 
@@ -30,7 +32,10 @@ def _errors(*command, **environment):
 
 
 @pytest.mark.ci
-def test_module_prints_no_log_lines(tmp_path):
+@pytest.mark.parametrize(
+    "data, model", [("few.npz", "convnet"), ("few.npz", "capsnet"), ("few", "convnet")]
+)
+def test_module_prints_no_log_lines(data, model, tmp_path):
     """Not in a seeded training either, where TensorFlow changes the pipeline.
 
     `tf-capsops` is as quiet: test_endings asks which programs are commands.
@@ -38,8 +43,13 @@ def test_module_prints_no_log_lines(tmp_path):
     images, labels = np.zeros([4, 8, 8], np.uint8), np.arange(4) % 2
     names = ("x_train", "y_train", "x_test", "y_test")
     np.savez(tmp_path / "few.npz", **dict(zip(names, 2 * [images, labels])))
-    command = ["train", "--data", tmp_path / "few.npz", "--model", "convnet"]
-    command += ["--epochs", "1", "--seed", "1", "--output", tmp_path / "run"]
+    for number in range(6):  # of which batches have several sizes
+        path = tmp_path / "few" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keras.utils.save_img(path, np.zeros([8, 8, 3]), scale=False)
+    command = ["train", "--data", tmp_path / data, "--model", model]
+    command += ["--epochs", "2", "--seed", "1", "--output", tmp_path / "run"]
+    command += ["--batch-size", "3"]
     assert _errors("-m", "tf_capsops", *command) == ""
     assert (tmp_path / "run" / "result.json").is_file()
 
@@ -62,10 +72,15 @@ def test_log_lines_that_are_asked_for_are_printed(
     if level is None:
         monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     monkeypatch.setattr(_break, "IS_COMMAND", is_command)
-    changed = []
+    changed, logger = [], logging.getLogger("tensorflow")
     monkeypatch.setattr(ctypes, "CDLL", changed.append)
-    runpy.run_path(_console.__file__)
-    assert bool(changed) == quiet
+    before = logger.level
+    try:
+        runpy.run_path(_console.__file__)
+        assert bool(changed) == quiet
+        assert (logger.level == logging.ERROR) == quiet
+    finally:
+        logger.setLevel(before)
 
 
 @pytest.mark.slow

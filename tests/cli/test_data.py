@@ -90,7 +90,10 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
             {"x_train": np.full([6, 4, 4], 65535, np.uint16)},
             "got 65535 to 65535: scale them to floating-point numbers from 0 to 1$",
         ),
-        ({"x_train": np.full([6, 4, 4], np.nan)}, "must be in 0 to 1, got nan to nan$"),
+        (
+            {"x_train": np.where(np.arange(96) > 92, np.nan, 0).reshape(6, 4, 4)},
+            "x_train must be finite, got 3 values that are not$",
+        ),
         ({"x_train": np.full([6, 4, 4], -1)}, "must be in 0 to 255, got -1 to -1"),
         ({"x_train": np.full([6, 4, 4], "a")}, "x_train must be numbers, got <U1"),
         (
@@ -102,7 +105,14 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
         ({"x_train": np.zeros([6, 4, 4], "m8[s]")}, "must be numbers, got timedelta64"),
         ({"y_train": np.full([6], -1)}, "class numbers from 0 on, got -1 to -1"),
         ({"y_test": np.array([0, 1, 7])}, r"labels that y_train has not: \[7\]"),
-        ({"x_train": np.array([None])}, "x_train cannot be read: .*allow_pickle=False"),
+        (
+            {"x_train": np.array([None])},
+            "x_train cannot be read: it has Python objects",
+        ),
+        (
+            {"y_train": np.eye(3)[np.arange(6) % 3]},
+            r"y_train is one-hot, .*\(6, 3\), .*: save y_train.argmax\(1\)",
+        ),
         (
             {"x_train": np.zeros([6, 1, 8, 8]), "x_test": np.zeros([3, 1, 8, 8])},
             r"\(6, 1, 8, 8\), whose channels seem to come first: save np.moveaxis",
@@ -202,6 +212,13 @@ def test_array_before_an_archive_is_explained(tmp_path):
     np.save(array, np.zeros([3]))
     path.write_bytes(array.getvalue() + path.read_bytes())
     with pytest.raises(ValueError, match=r"shapes.npz is not an .npz file"):
+        data.load(path)
+
+
+def test_a_file_without_its_end_is_damaged(tmp_path):
+    path = _file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"shapes.npz is damaged: its end is missing"):
         data.load(path)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 
 import fresh
 import pytest
@@ -31,13 +32,17 @@ _ANSWERS = [
     (["train", "--modle", "capsnet"], 2, "did you mean --model?"),
     (["train", "--recipe", "nope"], 2, "--recipe must be one of"),
     (["train", "--image-size", "1", "2", "3"], 2, "one number, or height and width"),
+    (["train", "--data", "cells/none"], 2, "no data at 'cells/none': there is no such"),
+    (["train", "--data", "multimnist:a.npz"], 2, "no data at 'a.npz': there is no"),
     (["train", "--recipe", "inq5-digits", "--epochs", "3"], 2, "no --epochs, which"),
     (["train", "--resume", "nowhere"], 2, "nowhere is none"),
     (["evaluate", "nowhere"], 2, "no model at nowhere"),
     (["predict", "nowhere", "a.png"], 2, "no model at nowhere"),
+    (["predict", "model.keras", "none.png"], 2, "there is no file none.png"),
     (["reconstruct", "nowhere"], 2, "no model at nowhere"),
     (["quantize", "--steps", "0.5"], 2, "--steps must end with 1, got 0.5"),
     (["report", "nope"], 2, "RECIPE must be one of"),
+    (["report", "--runs", "nowhere"], 2, "--runs: there is no nowhere"),
     (["bench", "--threads", "1", "2", "--against", "x"], 2, "one number of --threads"),
     *(([name, "--help"], 0, f"usage: tf-capsops {name}") for name in _COMMANDS),
 ]
@@ -77,15 +82,18 @@ def test_misspelt_options_are_followed_by_the_right_one(name, capsys):
     required = ["run", "picture.png"] if name == "predict" else []
     for option in (each.option_strings[-1] for each in others):
         assert main([name, *required, f"{option}x"]) == 2
-        last = capsys.readouterr().err.splitlines()[-1]
-        assert last.startswith(f"tf-capsops {name}: error: unrecognized arguments: ")
-        assert last.endswith(f"; did you mean {option}?")
+        said, lists = capsys.readouterr().err.splitlines()
+        assert said.startswith(f"tf-capsops {name}: error: unrecognized arguments: ")
+        assert said.endswith(f"; did you mean {option}?")
+        assert lists == f"`tf-capsops {name} --help` lists the options"
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_misspelt_commands_are_followed_by_the_right_one(name, capsys):
     assert main([f"{name}e"]) == 2
-    assert capsys.readouterr().err.endswith(f"; did you mean {name}?\n")
+    said, lists = capsys.readouterr().err.splitlines()
+    assert said.endswith(f"; did you mean {name}?")
+    assert lists == "`tf-capsops --help` lists the options"
 
 
 def test_tables_of_the_parser_name_what_there_is():
@@ -100,6 +108,7 @@ def test_tables_of_the_parser_name_what_there_is():
 def test_commands_answer_without_tensorflow(tmp_path):
     script = tmp_path / "tf-capsops"
     script.write_text(_SCRIPT)
+    zipfile.ZipFile(tmp_path / "model.keras", "w").close()  # as far as they look
     given = json.dumps([arguments for arguments, _, _ in _ANSWERS])
     done = subprocess.run(
         [sys.executable, script, given],

@@ -130,11 +130,13 @@ def test_configuration_that_is_no_object(run, capsys, command, content):
     _assert_refused([command, "run"], "run/config.json", capsys)
 
 
+@pytest.mark.parametrize("given", [["--data", "digits"], []])
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[" * 100_000])
-def test_configuration_that_is_no_json(run, capsys, content):
+def test_configuration_that_is_no_json(run, capsys, content, given):
     (run / "config.json").write_bytes(content)
-    arguments = ["quantize", "run", "--data", "digits"]
-    _assert_refused(arguments, "run/config.json is not JSON: ", capsys)
+    for command in ("quantize", "evaluate"):
+        text = "run/config.json is not JSON: "
+        _assert_refused([command, "run", *given], text, capsys)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import keras
 import numpy as np
 import pytest
 
+from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import callbacks, runs
+from tf_capsops.cli import callbacks, networks, resume, runs
 
 _PATIENCE = 120  # seconds
 # Tracing would take longer than the steps.
@@ -134,6 +135,44 @@ def test_a_run_killed_after_its_last_checkpoint_is_finished(
     assert keras.saving.load_model(run / "model.keras").name == "caps_net"
 
 
+@pytest.mark.ci
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    finished, undrawn, tmp_path, monkeypatch, capsys
+):
+    shutil.copy(finished[0] / "noise.npz", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("noise").mkdir()
+    whole = finished[0] / "runs/noise"
+    shutil.copy(whole / "config.json", "noise")
+    _config(deterministic=False, data="noise.npz")(pathlib.Path("noise"))
+    pathlib.Path("noise/history.json").write_text("{}")  # comes before the checkpoint
+    assert main(["predict", "noise", "noise.npz"]) == 2
+    assert "`tf-capsops train --resume noise` goes on" in capsys.readouterr().err
+    assert main(["train", "--resume", "noise"]) == 0
+    assert "noise: no checkpoint yet, from epoch 0 of 4\n" in capsys.readouterr().out
+    again = _history(pathlib.Path("noise"))
+    for name, values in _history(whole).items():
+        np.testing.assert_allclose(again[name], values, rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "source, size", [("pictures", (9, 9)), ("segmented_mnist:digits", (16, 24))]
+)
+def test_data_of_a_run_is_read_as_before(source, size, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(6):
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keras.utils.save_img(path, np.full([12, 12, 3], number * 40), scale=False)
+    loaded = data.load(source, image_size=size)
+    config = {"data": data.absolute(source), **networks.described(loaded)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    again = resume._data(tmp_path)
+    assert again.image_shape == loaded.image_shape
+    assert again.class_names == loaded.class_names
+    assert len(again.test) == len(loaded.test)
+
+
 def test_ctrl_c_saves_everything_and_ends(stopped):
     process, run = stopped(signal.SIGINT)
     printed, errors = process.communicate()
@@ -209,15 +248,22 @@ def _config(**entries):
     return damage
 
 
+def _without_an_epoch(run):
+    (run / "history.json").unlink()
+    (run / "result.json").unlink()
+
+
 @pytest.mark.parametrize(
     "damage, arguments, said",
     [
         (None, [], "nothing to resume in runs/noise: it is trained"),
         (
-            lambda run: (run / "model.keras").unlink(),
+            lambda run: (run / "config.json").unlink(),
             [],
-            "nothing to resume in runs/noise: no checkpoint",
+            "in runs/noise: it is no run, without config.json and checkpoints",
         ),
+        (_without_an_epoch, [], "in runs/noise: it was stopped in its first epoch"),
+        (_config(source="runs/a"), [], "in runs/noise: quantize cannot go on: start"),
         (None, ["--epochs", "9"], "the arguments of the run: no --epochs"),
         (None, ["--data", "digits"], "the arguments of the run: no --data"),
         (_damage("checkpoint-2.keras", ""), [], "holds no model that loads"),
@@ -241,7 +287,7 @@ def test_what_cannot_go_on(
     _config(deterministic=False)(run)  # which would hold for the tests that follow
     if damage:
         damage(run)
-        if "no checkpoint" not in said and runs.newest_checkpoint(run)[1] is None:
+        if "in runs/noise: " not in said and runs.newest_checkpoint(run)[1] is None:
             shutil.copy(run / "model.keras", run / "checkpoint-2.keras")
     assert main(["train", "--resume", "runs/noise", *arguments]) == 2
     error = capsys.readouterr().err

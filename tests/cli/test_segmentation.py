@@ -245,14 +245,14 @@ def test_generated_masks_train_and_resume(data_name, model, shape, given, tmp_pa
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["train", "--model", "capsnet"], "blobs has masks: give --model segcaps"),
+        (["train", "--model", "capsnet"], "has masks: give --model segcaps or unet\n"),
         (
             ["train", "--model", "segcaps", "--preset", "chen"],
             "large, paper, small, not",
         ),
         (
             ["train", "--model", "ucaps3d"],
-            "ucaps3d: input_shape must be (depth, height",
+            "ucaps3d reads volumes, and blobs has images: give --model segcaps or unet",
         ),
         (
             ["train", "--model", "unet", "--reconstruction-weight", "1"],
@@ -281,9 +281,9 @@ def test_other_data_and_commands_are_refused(trained, tmp_path, capsys):
             ["train", "--data", "digits", "--model", "unet"],
             "digits has a class for each",
         ),
-        (["evaluate", run, "--data", "digits"], "reads masks, and digits has no masks"),
-        (["quantize", run], "a network that segments, which train, evaluate and"),
-        (["reconstruct", run], "a network that segments, which train, evaluate and"),
+        (["evaluate", run, "--data", "digits"], "reads masks, and digits has none: im"),
+        (["quantize", run], "segments, which train, evaluate, predict and reconstruct"),
+        (["reconstruct", run], "evaluate, predict and reconstruct --routing take"),
         (["predict", run, str(tmp_path), "--top", "2"], "for each pixel: no --top"),
     ):
         assert main(arguments) == 2

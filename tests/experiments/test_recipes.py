@@ -189,7 +189,7 @@ def test_options_override_and_the_run_says_so(option, value, changed):
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        (["--recipe", "capsnet-cats"], "--recipe must be one of capsnet-digits, "),
+        (["--recipe", "cats"], "--recipe must be one of capsnet-digits, "),
         (
             ["--recipe", "capsnet-digits", "--model", "p_capsnet"],
             "the recipe capsnet-digits has a model of its own: no --model",

@@ -113,6 +113,7 @@ def run(args):
         raise CommandError(
             f"the {model.name} in {directory} reconstructs no images: no --detect"
         )
+    output = evaluate.Output(args, dataset, directory)
     models, stem = [model], f"attack-{args.method}"
     if args.loss != "own":
         stem += f"-{args.loss}"
@@ -177,7 +178,7 @@ def run(args):
         f"{stem}.json": lambda path: runs.write_json(path, result),
         f"{stem}.png": functools.partial(plots.attacked, result),
     }
-    evaluate.write(args, directory, files)
+    output.write(files)
     return 0
 
 

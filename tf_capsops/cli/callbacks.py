@@ -305,6 +305,12 @@ class Hold(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+def counted(number, noun):
+    """Returns a number with a noun, whose plural is regular: `1 epoch`, `2 batches`."""
+    end = "" if number == 1 else "es" if noun.endswith("tch") else "s"
+    return f"{number} {noun}{end}"
+
+
 def where(history, epochs, seconds):
     """Says how far a training came that was stopped.
 

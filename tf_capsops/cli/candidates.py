@@ -79,7 +79,13 @@ def run(args):
     with reported(ImportError):
         built = _library.build_info()
     if not built["cuda"]:
-        raise CommandError("this library is CPU-only, so it has no GPU kernels")
+        # In a graph, where nothing is computed: mistakes in the call come first.
+        with tf.Graph().as_default():
+            _call(args)
+        raise CommandError(
+            "this library is CPU-only, so it has no GPU kernels: `make build CUDA=1` "
+            "builds them, in a clone"
+        )
     gpus = tf.config.list_physical_devices("GPU")
     if args.capability or not gpus:
         capability = round(10 * float(args.capability or "9.0"))

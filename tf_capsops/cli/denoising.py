@@ -92,8 +92,9 @@ def _train(model, batches, epochs, hold):
     rate = networks.schedule(_LEARNING_RATE, epochs * _STEPS)
     model.compile(keras.optimizers.Adam(rate), loss="mse", metrics=[psnr])
     print(
-        f"{model.name} network: {model.count_params():,} parameters, {epochs} epochs "
-        f"of {_STEPS} batches",
+        f"{model.name} network: {model.count_params():,} parameters, "
+        f"{callbacks.counted(epochs, 'epoch')} of "
+        f"{callbacks.counted(_STEPS, 'batch')}",
         flush=True,
     )
     kept = keras.callbacks.History()

@@ -8,7 +8,7 @@ import pathlib
 
 from tf_capsops import options
 from tf_capsops.cli import runs
-from tf_capsops.errors import make_directory, reported, require
+from tf_capsops.errors import CommandError, make_directory, reported, require
 
 _DRAWN = 4  # of the first images and of the worst ones, how many are drawn
 
@@ -25,7 +25,8 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where confusion.png and confusion.json go, or with masks "
-        "segmentation.json and overlays.png (default: next to the model)",
+        "segmentation.json and overlays.png (default: next to the model, and with the "
+        "name of --data at the end if that is not the data of the run)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -43,13 +44,66 @@ def run(args):
     model, dataset, directory = networks.open_model(
         args.model, args.data, skip_broken=args.skip_broken, takes_masks=True
     )
+    output = Output(args, dataset, directory)
     evaluated = _segmentation if dataset.has_masks else _classification
     with gone.reported("and evaluate again"):
-        return evaluated(args, model, dataset, directory)
+        evaluated(args, model, dataset, directory, output)
+    return 0
 
 
-def _classification(args, model, dataset, directory):
-    """Evaluates a network that classifies. Returns the exit status."""
+class Output:
+    """Where a command that judges a network writes its files.
+
+    That is `--output`. Without it, files go next to the model, and no result of other
+    data or of the run's other model is replaced.
+
+    Args:
+      args: `model`, `data`, `output` and `json`, as they were parsed.
+      dataset: what the network is judged on.
+      directory: the network's.
+
+    Raises:
+      CommandError: if the directory cannot be made or written to.
+    """
+
+    def __init__(self, args, dataset, directory):
+        from tf_capsops import data
+
+        self._prints_json = args.json
+        self._directory, self._end = directory, ""
+        if args.output:
+            self._directory = pathlib.Path(args.output)
+            make_directory(self._directory)
+            if not os.access(self._directory, os.W_OK):
+                raise CommandError(f"{self._directory} may not be written to")
+            return
+        own, path = runs.read_config(directory).get("data"), runs.find(args.model)
+        if path.name != runs.MODEL and (directory / runs.MODEL).is_file():
+            self._end += f"-{path.stem}"
+        if own and args.data and data.absolute(args.data) != own:
+            self._end += f"-{dataset.name}"
+
+    def write(self, files):
+        """Writes files, if that is allowed, and says so.
+
+        Args:
+          files: functions that take a path, by name.
+        """
+        paths = [self._directory / name for name in files]
+        paths = [path.with_stem(path.stem + self._end) for path in paths]
+        names = ", ".join(path.name for path in paths)
+        said = f"{self._directory} may not be written to: no {names}"
+        if os.access(self._directory, os.W_OK):
+            with reported(OSError):
+                for path, write in zip(paths, files.values()):
+                    write(path)
+            said = f"wrote {self._directory}: {names}"
+        if not self._prints_json:
+            print(said)
+
+
+def _classification(args, model, dataset, directory, output):
+    """Evaluates a network that classifies."""
     from tf_capsops.cli import evaluation, plots
 
     scores, shown, rmse = evaluation.measure(
@@ -82,41 +136,16 @@ def _classification(args, model, dataset, directory):
         result.update(evaluation.precision_and_recall(matrix))
     print(json.dumps(result) if args.json else _text(result, names), flush=True)
     if dataset.objects == 1:
-        write(
-            args,
-            directory,
+        output.write(
             {
                 "confusion.json": lambda path: runs.write_json(path, result),
                 "confusion.png": lambda path: plots.confusion(matrix, names, path),
-            },
+            }
         )
-    return 0
 
 
-def write(args, directory, files):
-    """Writes files where the output goes.
-
-    Args:
-      args: has `output`, or None for the network's directory, and `json`.
-      directory: the network's.
-      files: functions that take a path, by name.
-    """
-    output = pathlib.Path(args.output) if args.output else directory
-    make_directory(output)
-    names = ", ".join(files)
-    if args.output or os.access(output, os.W_OK):
-        with reported(OSError):
-            for name, write in files.items():
-                write(output / name)
-        said = f"wrote {output}: {names}"
-    else:
-        said = f"{output} may not be written to: no {names}"
-    if not args.json:
-        print(said)
-
-
-def _segmentation(args, model, dataset, directory):
-    """Evaluates a network that segments. Returns the exit status."""
+def _segmentation(args, model, dataset, directory, output):
+    """Evaluates a network that segments."""
     from tf_capsops.cli import evaluation
 
     batch_size = args.batch_size or 8
@@ -134,15 +163,12 @@ def _segmentation(args, model, dataset, directory):
         "confusion": matrix.tolist(),
     }
     print(json.dumps(result) if args.json else _text_of_masks(result), flush=True)
-    write(
-        args,
-        directory,
+    output.write(
         {
             "segmentation.json": lambda path: runs.write_json(path, result),
             "overlays.png": lambda path: _draw(model, dataset, dice, names, path),
-        },
+        }
     )
-    return 0
 
 
 def _draw(model, dataset, dice, names, path):

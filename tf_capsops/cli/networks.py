@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_capsops import _library, data, losses, metrics, models, routing
 from tf_capsops._version import __version__
 from tf_capsops.cli import runs
-from tf_capsops.data import sources
+from tf_capsops.data import pairs, sources
 from tf_capsops.errors import CommandError, reported, require
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.segmenter import Segmenter
@@ -22,6 +22,11 @@ from tf_capsops.models.unet import UNet
 # all activations of the paper's network are 1 from the start, and it does not fall
 # either.
 _FINAL_LAMBDA_OF_SMALL = 0.05
+
+_READS_MASKS = (
+    "the model reads masks, and {} has none: images/ and masks/, or such arrays"
+)
+_READS_CLASSES = "the model reads a class for each image, and {} has masks"
 
 RULES = {
     "em": routing.EM,
@@ -245,11 +250,15 @@ def open_data(source, **options):
 def described(dataset):
     """Returns what `config.json` keeps of a data set.
 
-    That is how pictures in folders are read, and the names of their classes and of
-    those of masks.
+    That is how pictures in folders are read, the size of generated ones with masks, and
+    the names of the classes of folders and of masks.
     """
     if not isinstance(dataset, data.Pictures):
-        return {"classes": dataset.class_names} if dataset.has_masks else {}
+        if not dataset.has_masks:
+            return {}
+        size = {"image_size": list(dataset.image_shape[-3:-1])}
+        sized = {"pictures": size} if dataset.generated else {}
+        return {"classes": dataset.class_names, **sized}
     pictures = {**dataset.options, "skipped": len(dataset.skipped)}
     return {"classes": dataset.class_names, "pictures": pictures}
 
@@ -289,8 +298,8 @@ def open_model(
     model, shape, classes = load(path)
     if segments(model) and not takes_masks:
         raise CommandError(
-            f"{path} holds a network that segments, which train, evaluate and predict "
-            "take"
+            f"{path} holds a network that segments, which train, evaluate, predict and "
+            "reconstruct --routing take"
         )
     options = {"skip_broken": True} if skip_broken else {}
     if data.is_pictures(source):
@@ -298,13 +307,15 @@ def open_model(
         options["training"] = training
     elif sources.has_size(source) and None not in shape[:-1]:
         options["image_size"] = shape[-3:-1]
+    if segments(model) and data.is_pictures(source) and not pairs.are_in(source):
+        with reported(ValueError):
+            pairs.check(source)
+        raise CommandError(_READS_MASKS.format(source))
     dataset = open_data(source, **options)
     if dataset.has_masks != segments(model):
-        if segments(model):
-            reads = f"masks, and {dataset.name} has no masks"
-        else:
-            reads = f"a class for each image, and {dataset.name} has masks"
-        raise CommandError(f"the model reads {reads}")
+        wanted = _READS_MASKS if segments(model) else _READS_CLASSES
+        raise CommandError(wanted.format(dataset.name))
+    _warn_of_names(dataset, directory)
     require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(
@@ -323,6 +334,20 @@ def open_model(
             f"{dataset.name} must have as many, not {dataset.num_classes}"
         )
     return model, dataset, directory
+
+
+def _warn_of_names(dataset, directory):
+    """Warns where pictures have classes with names, and the network's have none."""
+    if not isinstance(dataset, data.Pictures) or dataset.has_masks:
+        return
+    names = dataset.class_names
+    numbers = [str(number) for number in range(len(names))]
+    if names != numbers and not runs.read_config(directory).get("classes"):
+        print(
+            f"warning: {directory} does not say what its classes are called, and "
+            f"takes {names[0]} for class 0, {names[1]} for class 1, and so on",
+            file=sys.stderr,
+        )
 
 
 def _options(directory, source, shape, classes):

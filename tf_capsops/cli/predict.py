@@ -43,8 +43,8 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where masks go, PNG or NIfTI files of the pictures' or volumes' names "
-        "and sizes, numbered if two have the same name (default: masks next to the "
-        "model)",
+        "and sizes, numbered where another file has that name (default: masks next to "
+        "the model)",
     )
     group.add_argument(
         "--tile",
@@ -67,6 +67,9 @@ def add_arguments(parser):
 def check(args):
     """Checks what can be checked without TensorFlow; raises a CommandError."""
     runs.find(args.model)
+    # Where others exist, these are read, and the missing ones reported.
+    if not any(pathlib.Path(path).exists() for path in args.pictures):
+        raise CommandError(f"there is no file {args.pictures[0]}")
 
 
 def run(args):
@@ -140,7 +143,7 @@ def _batches(listed, kind, shape):
                 if len(shape) == 3:
                     images.append(data.read_pictures([file], shape)[0])
                 else:
-                    images.append(_volume(file, shape))
+                    images.append(_volume(file, shape, kind))
                 files.append(str(file))
             except ValueError as error:
                 faults.append(str(error))
@@ -150,14 +153,16 @@ def _batches(listed, kind, shape):
     yield files, images, faults
 
 
-def _volume(file, shape):
+def _volume(file, shape, kind):
     """Returns a NIfTI volume.
 
     Raises:
-      ValueError: if it has other channels than the network takes.
+      ValueError: if it is none, or has other channels than the network takes.
     """
     from tf_capsops import data
 
+    if not kind.stem(file):
+        raise ValueError(f"{file} is no .nii or .nii.gz file, which the network reads")
     volume = data.read_volume(file)
     if volume.shape[-1] != shape[-1]:
         raise ValueError(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the masks that a network which segments reads in pictures and volumes."""
 
+import functools
 import os
 import pathlib
 import sys
@@ -9,7 +10,7 @@ import sys
 import numpy as np
 
 from tf_capsops import data
-from tf_capsops.cli import overlays, tiles
+from tf_capsops.cli import kept, overlays, tiles
 from tf_capsops.data import masks, pairs, volumes
 from tf_capsops.errors import CommandError, make_directory, reported
 
@@ -17,7 +18,8 @@ from tf_capsops.errors import CommandError, make_directory, reported
 class Masks:
     """Writes masks of their images' sizes.
 
-    They have the values that the training masks have.
+    They have the values that the training masks have. A file of another mask keeps its
+    name, and the new one gets a number.
 
     Args:
       model: a network that segments.
@@ -32,8 +34,9 @@ class Masks:
         same of volumes, which keep their sizes.
 
     Raises:
-      CommandError: if a mask would replace an image or a true mask, there are too many
-        classes, the folder cannot be made, or a package is missing that reads volumes.
+      CommandError: if a mask would replace an image or be among true masks, there are
+        too many classes, the folder cannot be made, or a package is missing that reads
+        volumes.
     """
 
     def __init__(self, model, kind, names, files, output, args):
@@ -47,22 +50,28 @@ class Masks:
         if len(names) > pairs.VALUES:
             raise CommandError(f"{len(names)} classes do not fit into a mask of 8 bits")
         self._values = np.array(pairs.values(names), np.uint8)
-        self._kind, self._targets = kind, _targets(kind, files, output)
+        self._kind, self._output, self._written = kind, output, {}
+        self._suffix = ".png" if kind is pairs.PICTURES else ".nii.gz"
         _check_output(files, output)
-        self._check_targets()
+        self._check_images({file.resolve() for file in files})
         self._warned = False
         self.image_shape = tuple(self._model.input_shape[1:])
         make_directory(output / "overlays" if self._draws else output)
 
-    def _check_targets(self):
-        for target in self._targets.values():
+    def _check_images(self, images):
+        """Raises a CommandError if a mask of one would have the path of another."""
+        for image in images:
+            target = self._output / f"{self._stem(image)}{self._suffix}"
             written = (target, self._overlay(target)) if self._draws else (target,)
             for each in written:
-                if each.resolve() in self._targets:
+                if each.resolve() in images:
                     raise CommandError(
                         f"{each} is one of the {self._kind.name}s, and a mask would "
                         "replace it: give another --output"
                     )
+
+    def _stem(self, path):
+        return self._kind.stem(path) or path.stem
 
     def _overlay(self, target):
         """Returns the path of a mask that is drawn over its image."""
@@ -73,15 +82,20 @@ class Masks:
         for file, image in zip(files, images):
             self._warn_of_seams(image)
             read = tiles.classes_of(self._model, image, self._tile)
-            path = self._targets[pathlib.Path(file).resolve()]
             with reported(OSError):
                 if self._are_volumes:
-                    volumes.write_mask(path, self._values[read], like=file)
-                    self._draw(path, overlays.middle(image), overlays.middle(read))
+                    values = self._values[read]
+                    write = functools.partial(
+                        volumes.write_mask, values=values, like=file
+                    )
+                    shown = overlays.middle(image), overlays.middle(read)
                 else:
                     classes = masks.like(file, read)
-                    masks.write_png(path, self._values[classes][..., np.newaxis])
-                    self._draw(path, file, classes)
+                    grey = self._values[classes][..., np.newaxis]
+                    write = functools.partial(masks.write_png, image=grey)
+                    shown = file, classes
+                path = self._keep(pathlib.Path(file), write)
+                self._draw(path, *shown)
             shares = np.bincount(read.ravel(), minlength=len(self._names)) / read.size
             shown = {
                 name: float(share) for name, share in zip(self._names, shares) if share
@@ -89,6 +103,15 @@ class Masks:
             text = ", ".join(f"{name} {share:.2%}" for name, share in shown.items())
             answer = {"file": file, "mask": str(path), "classes": shown}
             yield answer, f"{file} -> {path}: {text}"
+
+    def _keep(self, file, write):
+        """Returns the path to which the mask of an image is written, with `write`."""
+        image, taken = file.resolve(), self._written.values()
+        if image not in self._written:  # named twice
+            self._written[image], _ = kept.write(
+                write, self._output, self._stem(file), self._suffix, taken
+            )
+        return self._written[image]
 
     def _warn_of_seams(self, image):
         """Warns once of tiles that are too small for masks without seams."""
@@ -113,32 +136,21 @@ class Masks:
 
 
 def _check_output(files, output):
-    """Raises a CommandError if the folder of the masks is that of true masks."""
-    for file in files:
-        for images in pathlib.Path(os.path.abspath(file)).parents:
-            masks = images.with_name("masks") if images.name == "images" else None
-            if masks and masks.resolve() == output.resolve():
-                raise CommandError(
-                    f"{output} has the masks of the pictures in {images}: give "
-                    "another --output"
-                )
+    """Raises a CommandError if the folder of the masks is, or is in, one of true masks.
 
-
-def _targets(kind, files, output):
-    """Returns the path of the mask of each image, by the image's absolute path.
-
-    It has the image's name, numbered if another one has that name.
+    That is `masks` next to `images`, or to an `images` from which pictures are read.
     """
-    suffix = ".png" if kind is pairs.PICTURES else ".nii.gz"
-    targets, taken = {}, set()
-    for file in files:
-        if file.resolve() in targets:
-            continue
-        stem, number = kind.stem(file) or file.stem, 1
-        name = stem
-        while name in taken:
-            number += 1
-            name = f"{stem}-{number}"
-        taken.add(name)
-        targets[file.resolve()] = output / f"{name}{suffix}"
-    return targets
+    output = pathlib.Path(os.path.abspath(output))
+    read = (pathlib.Path(os.path.abspath(file)).parents for file in files)
+    read = {each for parents in read for each in parents if each.name == "images"}
+    true = {each.with_name("masks").resolve(): each for each in read}
+    behind = output.resolve()  # what links lead to
+    for folder in (output, *output.parents, behind, *behind.parents):
+        images = true.get(folder)
+        if folder.name == "masks" and (folder.parent / "images").is_dir():
+            images = folder.parent / "images"
+        if images:
+            raise CommandError(
+                f"{folder} has the masks of the pictures in {images}: give another "
+                "--output"
+            )

@@ -280,6 +280,7 @@ PRESETS["deepcaps"] = {
 # Networks for segmentation, which read masks of classes, and their learning rates.
 _RATES = {"segcaps": 0.005, "ucaps3d": 0.003, "unet": 0.003}
 SEGMENTERS = tuple(_RATES)
+OF_VOLUMES = ("ucaps3d",)  # the others read images
 MULTIPLES = {"segcaps": 8, "ucaps3d": 8}  # that sizes of their images must be
 
 

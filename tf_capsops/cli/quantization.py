@@ -13,10 +13,12 @@ import keras
 
 from tf_capsops import data, inq
 from tf_capsops.cli import callbacks, evaluation, networks, pipeline, runs, train
+from tf_capsops.cli.callbacks import counted
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.inq import activations
-from tf_capsops.inq.kernels import channel_axes, layers_and_kernels
+from tf_capsops.inq.kernels import channel_axes, layers_and_kernels, layers_in
+from tf_capsops.layers.coded import holds_codes
 
 CODES = "codes.keras"
 REPORT = "report.json"
@@ -32,6 +34,11 @@ def run(args):
         raise CommandError(
             f"quantize takes no models that read {dataset.objects} classes from an "
             "image"
+        )
+    if any(map(holds_codes, layers_in(model))):
+        raise CommandError(
+            f"{runs.find(args.model)} holds codes already: give the {runs.MODEL} that "
+            "they were made from"
         )
     if not model.compiled:
         raise CommandError(
@@ -88,7 +95,8 @@ def run(args):
         *(repeatable["seed"], trained["class_weight"]),
         num_classes=dataset.num_classes,
     )
-    directory = runs.create(args.output or runs.ROOT / f"quantize-{dataset.name}")
+    wanted = args.output or runs.ROOT / f"quantize-{dataset.name}"
+    directory = runs.create(wanted)
     with runs.in_use(directory):
         runs.write_json(directory / runs.CONFIG, config)
         before = Accuracy.of(model, dataset)
@@ -98,8 +106,9 @@ def run(args):
             f"{dataset.name}: {len(dataset.train)} images for training, "
             f"{len(dataset.test)} for {pipeline.purpose(share)}\n"
             f"{model.name} to {_words(steps, args.routing_bits)}: "
-            f"{len(steps.steps)} steps of "
-            f"{epochs_per_step} epochs of {batches} batches\n"
+            f"{counted(len(steps.steps), 'step')} of "
+            f"{counted(epochs_per_step, 'epoch')} of {counted(batches, 'batch')}\n"
+            f"{runs.where(directory, wanted)}\n"
             f"before: {part} accuracy {before}\n"
             f"all weights quantized at once, without training: {at_once}",
             flush=True,
@@ -125,7 +134,8 @@ def run(args):
                 fixed = (0, *steps.steps)[steps.steps_taken]
                 print(
                     f"{callbacks.where(history.history, epochs, seconds)}, with "
-                    f"{fixed:.1%} of the weights quantized"
+                    f"{fixed:.1%} of the weights quantized; these files stay, but "
+                    "quantize cannot go on from them"
                 )
                 return INTERRUPTED
             report = {

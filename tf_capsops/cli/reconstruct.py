@@ -10,7 +10,7 @@ import functools
 import pathlib
 
 from tf_capsops import options
-from tf_capsops.cli import runs
+from tf_capsops.cli import kept, runs
 from tf_capsops.errors import CommandError, make_directory, reported, require
 
 
@@ -95,9 +95,8 @@ def _draw(args, directory, pictures):
     make_directory(output)
     with reported(OSError):
         for stem, draw in pictures.items():
-            partial = output / f"partial-{stem}.png"
-            draw(partial)
-            print(_keep(partial, output, stem))
+            path, is_there = kept.write(draw, output, stem)
+            print(f"{path} is there already" if is_there else f"wrote {path}")
     return 0
 
 
@@ -162,22 +161,3 @@ def _beside(args, model, dataset, directory):
             )
         models[where.name] = other
     return models
-
-
-def _keep(partial, directory, stem):
-    """Names a picture `stem`.png, with a number where another one has that name.
-
-    Returns:
-      What was done. A picture that is there already is not kept twice.
-    """
-    number = 1
-    while True:
-        name = f"{stem}.png" if number == 1 else f"{stem}-{number}.png"
-        path = directory / name
-        if not path.exists():
-            partial.rename(path)
-            return f"wrote {path}"
-        if path.read_bytes() == partial.read_bytes():
-            partial.unlink()
-            return f"{path} is there already"
-        number += 1

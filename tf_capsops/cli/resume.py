@@ -2,11 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Goes on with a training that was stopped or killed: `tf-capsops train --resume`."""
 
+import os
 import pathlib
 
 from tf_capsops import options
 from tf_capsops.cli import runs
 from tf_capsops.errors import CommandError, require
+
+# What `networks.make` takes of `config.json`.
+_NETWORK = {"model", "preset", "network", "mixed_precision"}
+_NETWORK |= {"routing", "routing_iterations", "routing_gradient"}
 
 
 def check(args):
@@ -27,23 +32,47 @@ def run(args):
     history = runs.read_history(directory, epoch)
     networks.require_library()
     strategy = distribution.strategy(config["distribute"])
-    with strategy.scope():
-        model, dataset, _ = networks.open_model(path, training=True, takes_masks=True)
-    if not model.compiled:
-        raise CommandError(f"{path} was saved without its loss")
+    if path is None:
+        dataset = _data(directory)
+    else:
+        with strategy.scope():
+            model, dataset, _ = networks.open_model(
+                path, training=True, takes_masks=True
+            )
+        if not model.compiled:
+            raise CommandError(f"{path} was saved without its loss")
     dataset = pipeline.held_out(dataset, config["validation"])
     distribution.check_shares(strategy, len(dataset.train), config["batch_size"])
     seed = config["seed"] if config["deterministic"] else None
     networks.seed_everything(config["seed"], config["deterministic"])
+    if path is None:
+        described = {**runs.read_config(directory), **config}
+        model = training.compiled(described, dataset, strategy)
     networks.use_xla(model, "on" if config["jit"] else "off", seed)
     with distribution.writing(strategy, lambda: directory) as place:
-        print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
+        begins = f"on from epoch {epoch}" if path else "no checkpoint yet, from epoch 0"
+        print(f"{directory}: {begins} of {config['epochs']}", flush=True)
         distortion = config["distortion"]
         return training.fit(model, dataset, place, config, distortion, epoch, history)
 
 
+def _data(directory):
+    """Returns the data that a run is trained on, as far as its `config.json` says."""
+    from tf_capsops import data
+    from tf_capsops.cli import networks
+
+    source, found = runs.remembered_data(directory), runs.read_pictures(directory)
+    if data.is_pictures(source):
+        found["class_names"] = runs.read_config(directory).get("classes")
+    names = "image_size", "color_mode", "test_share", "skip_broken", "class_names"
+    options = {name: found[name] for name in names if found.get(name)}
+    return networks.open_data(source, **options)
+
+
 def _checkpoint(directory):
     """Returns the epochs that a run was trained, and the checkpoint of then.
+
+    They are 0 and None where a run was killed before, and only says what it trains.
 
     Raises:
       CommandError: if it is no run, or there is nothing to go on with.
@@ -51,7 +80,19 @@ def _checkpoint(directory):
     if not directory.is_dir():
         raise CommandError(f"--resume takes a run's directory, and {directory} is none")
     epoch, path = runs.newest_checkpoint(directory)
-    if path is None:
-        why = "it is trained" if (directory / runs.MODEL).is_file() else "no checkpoint"
-        raise CommandError(f"nothing to resume in {directory}: {why}")
-    return epoch, path
+    if path:
+        return epoch, path
+    config, files = runs.read_config(directory), {*os.listdir(directory)}
+    if not config:
+        said = f"it is no run, without {runs.CONFIG} and checkpoints"
+    elif "source" in config:
+        said = "quantize cannot go on: start it again"
+    elif runs.RESULT in files or files >= {runs.MODEL, runs.HISTORY}:
+        said = "it is trained"
+    elif runs.MODEL in files:
+        said = "it was stopped in its first epoch: train again"
+    elif config.keys() >= _NETWORK:
+        return 0, None
+    else:
+        said = f"there is no checkpoint, and {runs.CONFIG} describes no network"
+    raise CommandError(f"nothing to resume in {directory}: {said}")

@@ -46,6 +46,12 @@ def create(wanted):
             raise CommandError(f"cannot make {path}: {error.strerror}") from error
 
 
+def where(directory, wanted):
+    """Says to which directory a run is written, and why not to the one `wanted`."""
+    other = str(directory) != str(pathlib.Path(wanted))
+    return f"writing to {directory}{f' ({wanted} is there already)' if other else ''}"
+
+
 @contextlib.contextmanager
 def in_use(directory):
     """Marks a run as being trained, until the block or the process ends.
@@ -104,7 +110,8 @@ def _model_file(path):
         raise CommandError(f"no model at {path}: give a run's directory or its {MODEL}")
     if (path / MODEL).is_file():
         return path / MODEL
-    if any(path.glob("checkpoint-*.keras")):
+    begun = "model" in read_config(path) and not (path / RESULT).is_file()
+    if begun or any(path.glob("checkpoint-*.keras")):
         raise CommandError(
             f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
             "goes on"
@@ -327,15 +334,12 @@ def remembered_data(directory):
     """Returns the data that a run was trained on, as `--data` takes it.
 
     Raises:
-      CommandError: if its `config.json` does not say.
+      CommandError: if its `config.json` does not say, or is not JSON of an object.
     """
     config = directory / CONFIG
-    try:
-        source = json.loads(config.read_text())["data"]
-    except OSError as error:
-        raise CommandError(f"no {config} to name the data: give --data") from error
-    except (ValueError, KeyError, TypeError, RecursionError):
-        source = None
+    if not config.is_file():
+        raise CommandError(f"no {config} to name the data: give --data")
+    source = read_config(directory).get("data")
     if not isinstance(source, str):
         raise CommandError(f"{config} does not name the data: give --data")
     return source

@@ -7,6 +7,7 @@ Here is what follows from the options; `training` does the rest.
 
 import collections
 import dataclasses
+import os
 import pathlib
 import types
 
@@ -22,8 +23,11 @@ def check(args):
     require("matplotlib", "tensorboard")
     usual = {"name": "the data set", "image_shape": (28, 28, 1), "generated": False}
     usual |= {"objects": 1, "has_masks": presets.read_masks(args.model, args.preset)}
+    if args.model in presets.OF_VOLUMES:
+        usual["image_shape"] = 28, 28, 28, 1
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
-    data(args)
+    source, _ = data(args)
+    _check_is_there(source)
 
 
 def run(args):
@@ -56,6 +60,18 @@ def data(args):
     return args.data or "digits", given
 
 
+def _check_is_there(source):
+    """Raises a CommandError if a path of data leads nowhere; a name is checked later.
+
+    Args:
+      source: as `data.load` takes it, also after the name of what is made from it.
+    """
+    file = source.partition(":")[2] or source
+    is_path = "/" in file or pathlib.Path(file).suffix
+    if is_path and not any(os.path.exists(each) for each in (source, file)):
+        raise CommandError(f"no data at {file!r}: there is no such file or folder")
+
+
 def _has_volumes(source):
     """Whether what `--data` says is a folder of NIfTI volumes with masks."""
     folder = pathlib.Path(source or "digits")
@@ -77,7 +93,7 @@ def settings(args, dataset=None):
     given = collections.defaultdict(lambda: None, vars(args))
     model, name, preset, routing = _preset(args, dataset)
     _refuse_options_of_others(given, model)
-    _check_targets(given, model, dataset)
+    _check_targets(model, dataset)
     network = dict(preset.network)
     if model in ("capsnet", "deepcaps"):
         network["routing_iterations"] = given["routing_iterations"] or 3
@@ -188,19 +204,27 @@ def _preset(args, dataset):
     return model, name, preset, None
 
 
-def _check_targets(given, model, dataset):
+def _check_targets(model, dataset):
     """Raises a CommandError if a network does not read what a data set has."""
-    segments = model in presets.SEGMENTERS
-    if dataset is None or dataset.has_masks == segments:
+    if dataset is None:
         return
-    if segments:
-        raise CommandError(
-            f"{model} reads masks, and {dataset.name} has a class for each image"
-        )
-    raise CommandError(
-        f"{model} reads one class from an image, and {dataset.name} has masks: give "
-        f"--model {', '.join(presets.SEGMENTERS)}"
+    segments = model in presets.SEGMENTERS
+    has_volumes = len(dataset.image_shape) == 4
+    if segments and not dataset.has_masks:
+        reads, has = "masks", "a class for each image"
+    elif dataset.has_masks and not segments:
+        reads, has = "one class from an image", "masks"
+    elif segments and (model in presets.OF_VOLUMES) != has_volumes:
+        reads, has = ("images", "volumes") if has_volumes else ("volumes", "images")
+    else:
+        return
+    fitting = (
+        name
+        for name in presets.SEGMENTERS
+        if (name in presets.OF_VOLUMES) == has_volumes
     )
+    remedy = f": give --model {' or '.join(fitting)}" if dataset.has_masks else ""
+    raise CommandError(f"{model} reads {reads}, and {dataset.name} has {has}{remedy}")
 
 
 def _refuse_options_of_others(given, model):

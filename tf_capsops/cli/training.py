@@ -22,6 +22,7 @@ from tf_capsops.cli import (
     runs,
     train,
 )
+from tf_capsops.data import sources
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.models import autoencoder, grouping
@@ -42,15 +43,12 @@ def run(args):
     trained = train.settings(args, dataset)
     changed = args.recipe and train.changes(args.recipe, trained)
     dataset = pipeline.held_out(dataset, args.validation)
-    epochs, batch_size = trained["epochs"], trained["batch_size"]
-    steps = _steps(trained, dataset)
+    batch_size, steps = trained["batch_size"], _steps(trained, dataset)
 
     # The network.
     seed = None if args.nondeterministic else args.seed
     repeatable = networks.seed_everything(args.seed, seed is not None)
-    with strategy.scope(), reported(ValueError):
-        model = _made(trained, dataset)
-        networks.compile_for(model, trained, epochs * steps)
+    model = compiled(trained, dataset, strategy)
     networks.use_xla(model, args.jit or "auto", seed)
 
     # The run.
@@ -69,22 +67,35 @@ def run(args):
         **repeatable,
     }
 
-    def create():
-        return runs.create(args.output or runs.ROOT / (args.recipe or dataset.name))
-
+    wanted = args.output or runs.ROOT / (args.recipe or dataset.name)
     distribution.check_shares(strategy, len(dataset.train), batch_size)
-    with distribution.writing(strategy, create) as directory:
+    with distribution.writing(strategy, lambda: runs.create(wanted)) as directory:
         runs.write_json(directory / runs.CONFIG, config)
         print(
             f"{dataset.name}: {len(dataset.train)} images for training, "
             f"{len(dataset.test)} for {pipeline.purpose(args.validation)}, "
             f"{dataset.num_classes} classes{_named(described)}\n"
             f"{_title(config)}: {model.count_params():,} parameters, "
-            f"{epochs} epochs of {steps} batches{_manner(config, strategy)}",
+            f"{callbacks.counted(config['epochs'], 'epoch')} of "
+            f"{callbacks.counted(steps, 'batch')}{_manner(config, strategy)}\n"
+            f"{runs.where(directory, wanted)}",
             flush=True,
         )
         distortion = presets.Distortion(**trained["distortion"])
         return fit(model, dataset, directory, config, distortion)
+
+
+def compiled(trained, dataset, strategy):
+    """Returns the network that `train.settings` describes, compiled for a data set.
+
+    Raises:
+      CommandError: if the images do not suit it.
+    """
+    steps = trained["epochs"] * _steps(trained, dataset)
+    with strategy.scope(), reported(ValueError):
+        model = _made(trained, dataset)
+        networks.compile_for(model, trained, steps)
+    return model
 
 
 def _made(trained, dataset):
@@ -96,13 +107,13 @@ def _made(trained, dataset):
     try:
         return networks.make(trained, dataset.image_shape, dataset.num_classes)
     except ValueError as error:
-        multiple = presets.MULTIPLES.get(trained["model"])
-        fits = not any(size % (multiple or 1) for size in dataset.image_shape[:-1])
-        if fits or not isinstance(dataset, data.Pictures):
+        if not (isinstance(dataset, data.Pictures) or sources.has_size(dataset.name)):
             raise
-        raise ValueError(
-            f"{error}: give --image-size, multiples of {multiple}"
-        ) from error
+        multiple = presets.MULTIPLES.get(trained["model"])
+        remedy = "a larger --image-size if the images are too small"
+        if multiple and any(size % multiple for size in dataset.image_shape[:-1]):
+            remedy = f"--image-size, multiples of {multiple}"
+        raise ValueError(f"{error}: give {remedy}") from error
 
 
 def _steps(config, dataset):

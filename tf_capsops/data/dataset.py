@@ -146,6 +146,9 @@ def _images(name, images, mask_shape=None):
     else:
         raise ValueError(f"{name} must be numbers, got {images.dtype}")
     low, high = images.min(), images.max()
+    if not np.isfinite([low, high]).all():
+        wrong = np.count_nonzero(~np.isfinite(images))
+        raise ValueError(f"{name} must be finite, got {wrong} values that are not")
     if not (low >= 0 and high <= top):
         raise ValueError(
             f"{name} of type {images.dtype} must be in 0 to {top}, got {low} to "
@@ -155,9 +158,7 @@ def _images(name, images, mask_shape=None):
 
 
 def _remedy(top, low, high):
-    """Says how to scale images of other values, if they are any."""
-    if not np.isfinite([low, high]).all():
-        return ""
+    """Says how to scale images of other values."""
     if top == 1 and low >= 0 and 10 < high <= 255:
         return ": divide pixels from 0 to 255 by 255"
     return ": scale them to floating-point numbers from 0 to 1"
@@ -178,11 +179,23 @@ def _labels(name, labels, shape):
     count, *_ = shape
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
+    if labels.ndim == 2 and _is_one_hot(labels):
+        raise ValueError(
+            f"{name} is one-hot, of shape {labels.shape}, and must have a number for "
+            f"each image: save {name}.argmax(1)"
+        )
     if labels.shape != (count,):
         raise ValueError(
             f"{name} must have one label an image, [{count}], got shape {labels.shape}"
         )
     return _classes(name, labels)
+
+
+def _is_one_hot(labels):
+    if labels.dtype.kind not in "biuf":
+        return False
+    one = labels == 1
+    return bool((one | (labels == 0)).all() and (one.sum(axis=1) == 1).all())
 
 
 def _classes(name, labels):

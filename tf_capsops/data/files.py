@@ -18,6 +18,7 @@ _IDX = {
     "x_test": "t10k-images-idx3-ubyte",
     "y_test": "t10k-labels-idx1-ubyte",
 }
+_ZIP = b"PK\3\4"  # that an archive begins with
 
 
 def read(path):
@@ -74,7 +75,7 @@ def _idx(folder, name):
 
 def _npz(path):
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an .npz file")
+        raise ValueError(f"{path} is {_fault(path)}")
     name = os.path.splitext(os.path.basename(path))[0]
     try:
         file = np.load(path, allow_pickle=False)
@@ -88,6 +89,13 @@ def _npz(path):
             return dataset.checked(name, *_arrays(file))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def _fault(path):
+    """Says what a file is that is no archive, or begins as one and does not end so."""
+    with open(path, "rb") as file:
+        begins = file.read(len(_ZIP)) == _ZIP
+    return "damaged: its end is missing" if begins else "not an .npz file"
 
 
 def _arrays(file):
@@ -107,6 +115,8 @@ def _array(file, name):
         # What is damaged, encrypted, absurdly large or pickled ends in an error of any
         # module that reads it.
         text = str(error) or type(error).__name__
+        if "Object arrays" in text:
+            text = "it has Python objects, as images of several sizes, and no numbers"
         raise ValueError(f"{name} cannot be read: {text}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name} is not an array")

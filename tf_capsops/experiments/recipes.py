@@ -271,10 +271,10 @@ def find(name, argument="--recipe"):
       CommandError: if there is none.
     """
     if name not in RECIPES:
-        raise CommandError(
-            f"{argument} must be one of {', '.join(RECIPES)}, got {name!r}"
-            f"{suggestion(name, RECIPES)}"
-        )
+        if similar := suggestion(name, RECIPES):
+            raise CommandError(f"{argument}: there is no recipe {name!r}{similar}")
+        known = ", ".join(RECIPES)
+        raise CommandError(f"{argument} must be one of {known}, got {name!r}")
     return RECIPES[name]
 
 

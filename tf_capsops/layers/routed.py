@@ -29,7 +29,8 @@ class Routed(Coded):
     Keras mask; and `of_parents`, where what it returns is not of the op's shapes.
 
     A child whose activation is 0, or that a mask leaves out, does not exist for any
-    rule. A mask also leaves out a pose of NaN or infinities. Where all children share the weights, they also share a rule's priors.
+    rule. A mask also leaves out a pose of NaN or infinities. Where all children share
+    the weights, they also share a rule's priors.
     """
 
     channel_axes = (-3,)
@@ -53,13 +54,14 @@ class Routed(Coded):
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
 
     def add_kernel(self, shape, input_shape):
-        """Makes the weights, `[..., Q, R]`, for inputs of the shapes of poses and so on.
+        """Makes the weights, `[..., Q, R]`.
 
-        Their types, rows and columns stay what they are in every call.
+        The types, rows and columns of poses in `input_shape` are those of every call.
         """
         types, *pose = input_shape[0][-3:]
         self.children_shape = None if self.share_weights else types, *pose
         *capsules, inner, columns = shape
+
         def initialize(shape, dtype=None):
             # Each number of a vote is a sum over the Q numbers of a pose's row. Keras'
             # initializers would count the capsules as well, which routing averages.
