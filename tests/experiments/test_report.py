@@ -241,7 +241,7 @@ def test_without_runs_there_is_no_picture(tmp_path, monkeypatch, capsys):
     [
         (["cats"], "report: error: RECIPE must be one of "),
         (["--seeds", "5..1"], "must be such as 1..5, got '5..1'"),
-        (["--runs", "nowhere"], "--runs: there is no nowhere; make it to train runs"),
+        (["--runs", "nowhere", "--read-only"], "--runs: there is no nowhere, and --re"),
         (
             ["capsnet-digit"],
             "RECIPE: there is no recipe 'capsnet-digit'; did you mean capsnet-digits?",

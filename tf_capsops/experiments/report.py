@@ -101,8 +101,8 @@ def check(args):
     root = pathlib.Path(args.runs)
     if root.exists() and not root.is_dir():
         raise CommandError(f"--runs must be a directory, got {root}")
-    if args.runs != "runs" and not root.exists():
-        raise CommandError(f"--runs: there is no {root}; make it to train runs there")
+    if args.read_only and args.runs != "runs" and not root.exists():
+        raise CommandError(f"--runs: there is no {root}, and --read-only trains none")
 
 
 def run(args):
