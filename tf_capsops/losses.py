@@ -342,13 +342,14 @@ def _one_hot_labels_of_unknown_rank(labels, lengths):
     Both forms are computed, because XLA compiles every branch for every rank.
     """
     *outer, classes = shapes.dimensions(lengths)
-    samples = tf.reduce_prod(outer)
-    is_one_hot = tf.reduce_all(tf.equal(tf.shape(labels)[-1:], classes))
-    is_one_hot &= tf.equal(tf.rank(labels), len(outer) + 1)
-    text = "labels must be one-hot or one integer for each of"
+    is_one_hot = _has_shape(labels, [*outer, classes])
+    is_integers = _has_shape(labels, [*outer, 1])
+    if len(outer) == 1:
+        is_integers |= _has_shape(labels, outer)
+    fits = is_one_hot | is_integers
+    text = "labels must be one-hot or integers, one entry for each of the lengths'"
     check = tf.debugging.Assert(
-        is_one_hot | tf.equal(tf.size(labels), samples),
-        [text, samples, "samples, got shape", tf.shape(labels)],
+        fits, [text, outer, "samples, got shape", tf.shape(labels)]
     )
     with tf.control_dependencies([check]):
         flat = tf.reshape(labels, [-1])
@@ -360,7 +361,15 @@ def _one_hot_labels_of_unknown_rank(labels, lengths):
 
     integers = _one_hot_integers(taken(~is_one_hot, outer), classes, lengths.dtype)
     given = tf.cast(taken(is_one_hot, [*outer, classes]), lengths.dtype)
-    return tf.where(is_one_hot, given, integers)
+    # XLA leaves assertions out: NaN says it there.
+    return tf.where(fits, tf.where(is_one_hot, given, integers), math.nan)
+
+
+def _has_shape(tensor, shape):
+    """Whether a tensor has a shape, as a tensor."""
+    found = tf.concat([tf.shape(tensor), tf.ones_like(shape)], 0)[: len(shape)]
+    is_same = tf.reduce_all(tf.equal(found, shape))
+    return is_same & tf.equal(tf.rank(tensor), len(shape))
 
 
 def _one_hot_integers(labels, classes, dtype):

@@ -17,7 +17,7 @@ from tf_capsops.errors import CommandError, suggestion
 class Parser(argparse.ArgumentParser):
     """A parser that suggests the option or choice of the most similar name.
 
-    A mistake is told in one line, with another that says where all options are.
+    It reports a mistake in one line, and points to --help in a second.
     """
 
     def parse_known_args(self, args=None, namespace=None):

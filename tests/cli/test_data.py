@@ -107,7 +107,7 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
         ({"y_test": np.array([0, 1, 7])}, r"labels that y_train has not: \[7\]"),
         (
             {"x_train": np.array([None])},
-            "x_train cannot be read: it has Python objects",
+            "x_train cannot be read: it holds Python objects",
         ),
         (
             {"y_train": np.eye(3)[np.arange(6) % 3]},

@@ -1,8 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`predict` writes masks beside others, and replaces none."""
+"""`predict` writes masks next to others, and replaces none."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from masked import masked_pictures
 from tf_capsops import models
 from tf_capsops.__main__ import main
 from tf_capsops.cli import kept
+from tf_capsops.data import masks
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +64,48 @@ def test_pictures_of_one_name_have_masks_of_their_own(work, tmp_path, capsys):
     given = [str(twin), str(twin), "--json", "--output", str(tmp_path / "found")]
     for _ in range(2):
         assert _predict(work, *given) == 0
-        masks = [each["mask"] for each in json.loads(capsys.readouterr().out)]
+        written = [each["mask"] for each in json.loads(capsys.readouterr().out)]
         names = ["0.png", "0-2.png", "0-2.png"]  # one is named twice
-        assert masks == [str(tmp_path / "found" / name) for name in names]
+        assert written == [str(tmp_path / "found" / name) for name in names]
     assert len([*(tmp_path / "found").iterdir()]) == 2
+
+
+def test_overlays_of_equal_masks_stay(work, tmp_path):
+    """Pictures of one name that have the same mask are drawn apart."""
+    options = ["--output", str(tmp_path / "found"), "--overlays"]
+    for folder, grey in (("a", 0), ("b", 1)):
+        picture = tmp_path / folder / "0.png"
+        picture.parent.mkdir()
+        masks.write_png(picture, np.full([8, 16, 1], grey, np.uint8))
+        assert main(["predict", str(work / "model.keras"), str(picture), *options]) == 0
+    drawn = [path.read_bytes() for path in (tmp_path / "found/overlays").iterdir()]
+    assert len(drawn) == 2 and drawn[0] != drawn[1]
+
+
+def test_pictures_behind_links_stay(work, tmp_path, capsys):
+    picture = work / "scans/0.png"
+    before = picture.read_bytes()
+    (tmp_path / "overlays").mkdir()
+    (tmp_path / "overlays/x.png").symlink_to(picture)
+    given = [str(tmp_path / "overlays/x.png"), "--output", str(tmp_path), "--overlays"]
+    assert main(["predict", str(work / "model.keras"), *given]) == 2
+    said = "overlays/x.png is one of the pictures, and a mask would replace it"
+    assert said in capsys.readouterr().err
+    assert picture.read_bytes() == before
+
+
+def test_another_process_may_be_faster(tmp_path, monkeypatch):
+    link = os.link
+
+    def outrun(partial, path):
+        if path.name == "mask.png":
+            path.write_bytes(b"another")
+        link(partial, path)
+
+    monkeypatch.setattr(os, "link", outrun)
+    draw = {"{}.png": lambda path: path.write_bytes(b"one")}
+    assert kept.write(draw, tmp_path, "mask") == (tmp_path / "mask-2.png", False)
+    assert (tmp_path / "mask.png").read_bytes() == b"another"
 
 
 def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path):
@@ -74,5 +114,5 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path):
         raise OSError
 
     with pytest.raises(OSError):
-        kept.write(draw, tmp_path, "mask")
+        kept.write({"{}.png": draw}, tmp_path, "mask")
     assert not [*tmp_path.iterdir()]

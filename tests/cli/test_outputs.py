@@ -109,7 +109,7 @@ def test_classes_without_names_are_warned_of(work, undrawn, capsys):
 def test_pictures_without_masks_are_refused(work, capsys):
     models.unet((8, 8, 1), 2, size="small").save("segments.keras")
     assert main(["evaluate", "segments.keras", "--data", "pets"]) == 2
-    said = "the model reads masks, and pets has none: images/ and masks/, or such"
+    said = "the model reads masks, and pets has none: give a folder with images/"
     assert said in capsys.readouterr().err
 
 

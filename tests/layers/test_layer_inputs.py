@@ -97,7 +97,7 @@ def test_mask_names_what_is_not_dense():
     ],
 )
 def test_empty_batches(make, shape, expected, device):
-    """TensorFlow's convolution on a CPU has another size for them."""
+    """In eager calls: TensorFlow's convolution on a CPU returns another size."""
     layer, images = make(), tf.ones([0, *shape])
     with tf.GradientTape() as tape:
         tape.watch(images)

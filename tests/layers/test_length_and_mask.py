@@ -135,6 +135,14 @@ def test_bad_shapes_are_named(shapes, text):
             layer(inputs)
 
 
+def test_labels_of_unknown_rank():
+    layer = Mask()
+    layer(tf.ones([2, 3, 4]))
+    shapes = [tf.TensorSpec([None, 3, 4]), tf.TensorSpec(None)]
+    call = tf.function(lambda *inputs: layer(inputs), input_signature=shapes)
+    assert call(tf.ones([2, 3, 4]), tf.ones([2, 3])).shape == (2, 12)
+
+
 def test_no_capsules():
     assert Mask()(tf.ones([2, 0, 4])).shape == (2, 0)
     with pytest.raises(ValueError, match="Length: vectors must have axis -1, got"):

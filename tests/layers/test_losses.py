@@ -141,11 +141,12 @@ def test_labels_of_several_ranks(jit_compile, device):
     np.testing.assert_allclose(
         loss(smooth, _LENGTHS), MarginLoss(dtype="float64")(smooth, _LENGTHS)
     )
-    if not jit_compile:  # XLA leaves out assertions
-        with pytest.raises(
-            tf.errors.InvalidArgumentError, match="one integer for each"
-        ):
-            loss(tf.ones([3]), _LENGTHS)
+    for wrong in (tf.ones([3]), tf.eye(3), tf.ones([1, 2]), tf.one_hot([0], 3)):
+        if jit_compile:  # XLA leaves out assertions
+            assert np.isnan(loss(wrong, _LENGTHS))
+        else:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="one entry for e"):
+                loss(wrong, _LENGTHS)
 
 
 def test_integer_labels_of_every_position():

@@ -69,7 +69,23 @@ def test_checkpoints_and_saved_models_hold_the_rules_variables(rule, tmp_path):
     tf.train.Checkpoint(model=other).restore(path).assert_existing_objects_matched()
     for variable, truth in zip(other.weights, model.weights, strict=True):
         np.testing.assert_array_equal(variable, truth)
+    children = random.random([3, 6, 2, 4], np.float32), np.ones([3, 6], np.float32)
     tf.saved_model.save(model, tmp_path / "saved")
+    saved = tf.saved_model.load(tmp_path / "saved").signatures["serving_default"]
+    _, names = saved.structured_input_signature
+    results = saved(**dict(zip(sorted(names), children, strict=True)))
+    assert_equal([results[name] for name in sorted(results)], model(children), 1e-5)
+
+
+@every_rule
+def test_files_hold_the_variables_that_earlier_releases_wrote(rule):
+    """Those of sublayers, as of the batch normalization of VB, are in their files."""
+    layer, inputs, _ = drawn("dense", routing=rule)
+    layer(inputs)
+    stored = {}
+    layer.save_own_variables(stored)
+    counts = {Dynamic: 1, EM: 3, VB: 3, InvertedAttention: 3, SelfAttention: 2}
+    assert [*stored] == [str(number) for number in range(counts[type(rule)])]
 
 
 @pytest.mark.parametrize(

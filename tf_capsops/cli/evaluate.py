@@ -25,8 +25,8 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where confusion.png and confusion.json go, or with masks "
-        "segmentation.json and overlays.png (default: next to the model, and with the "
-        "name of --data at the end if that is not the data of the run)",
+        "segmentation.json and overlays.png (default: next to the model; results on "
+        "other data than the run's have its name appended)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -54,8 +54,9 @@ def run(args):
 class Output:
     """Where a command that judges a network writes its files.
 
-    That is `--output`. Without it, files go next to the model, and no result of other
-    data or of the run's other model is replaced.
+    That is `--output`. Without it, files go next to the model, and those about other
+    data than the run's, or about another model in its directory, have its name
+    appended.
 
     Args:
       args: `model`, `data`, `output` and `json`, as they were parsed.

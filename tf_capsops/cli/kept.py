@@ -1,36 +1,61 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes files beside others of their names, which stay as they are."""
+"""Writes files without replacing others of the same names."""
 
+import itertools
 import os
 
 
-def write(draw, folder, stem, suffix=".png", taken=()):
-    """Writes a file `stem` + `suffix`, with a number where another one has that name.
+def write(draws, folder, stem, taken=()):
+    """Writes files of one name, with a number where others have that name.
+
+    Files that are there already, with the same bytes, are not written again.
 
     Args:
-      draw: a function that takes a path, and writes what only depends on its suffix.
-      folder: where the file goes.
-      stem: its name.
-      suffix: of its name.
-      taken: paths that it must not have, even if what they hold is the same.
+      draws: functions that take a path and write what only depends on its suffix, by
+        the form of the path, as in `{"{}.png": draw, "overlays/{}.png": draw_over}`.
+      folder: where the files go.
+      stem: their name.
+      taken: paths that the first file must not have, even if the bytes are the same.
 
     Returns:
-      The file's path, and whether it was there already, with the same bytes.
+      The first file's path, and whether all files were there already.
     """
-    partial = folder / f".partial-{os.getpid()}{suffix}"
+    partial = _paths(draws, folder, f".partial-{os.getpid()}")
     try:
-        draw(partial)
-        number = 1
-        while True:
+        for path, draw in zip(partial, draws.values()):
+            draw(path)
+        for number in itertools.count(1):
             name = stem if number == 1 else f"{stem}-{number}"
-            path = folder / f"{name}{suffix}"
-            if path not in taken:
-                if not path.exists():
-                    partial.rename(path)
-                    return path, False
-                if path.is_file() and path.read_bytes() == partial.read_bytes():
-                    return path, True
-            number += 1
+            paths = _paths(draws, folder, name)
+            pairs = list(zip(partial, paths))
+            if paths[0] in taken or not all(_may_have(*pair) for pair in pairs):
+                continue
+            new = [_place(*pair) for pair in pairs if not os.path.lexists(pair[1])]
+            if all(new):
+                return paths[0], not new
     finally:
-        partial.unlink(missing_ok=True)
+        for path in partial:
+            path.unlink(missing_ok=True)
+
+
+def _paths(draws, folder, name):
+    return [folder / form.format(name) for form in draws]
+
+
+def _may_have(partial, path):
+    """Whether a file may have a path: none is there, or one with the same bytes."""
+    if not os.path.lexists(path):
+        return True
+    return path.is_file() and path.read_bytes() == partial.read_bytes()
+
+
+def _place(partial, path):
+    """Gives a file a path. Returns False if another process was faster."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        partial.rename(path)
+    return True

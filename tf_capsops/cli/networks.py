@@ -24,7 +24,8 @@ from tf_capsops.models.unet import UNet
 _FINAL_LAMBDA_OF_SMALL = 0.05
 
 _READS_MASKS = (
-    "the model reads masks, and {} has none: images/ and masks/, or such arrays"
+    "the model reads masks, and {} has none: give a folder with images/ and masks/, or "
+    "an .npz file with masks"
 )
 _READS_CLASSES = "the model reads a class for each image, and {} has masks"
 

@@ -53,17 +53,17 @@ class Masks:
         self._kind, self._output, self._written = kind, output, {}
         self._suffix = ".png" if kind is pairs.PICTURES else ".nii.gz"
         _check_output(files, output)
-        self._check_images({file.resolve() for file in files})
+        self._check_images(files)
         self._warned = False
         self.image_shape = tuple(self._model.input_shape[1:])
         make_directory(output / "overlays" if self._draws else output)
 
-    def _check_images(self, images):
+    def _check_images(self, files):
         """Raises a CommandError if a mask of one would have the path of another."""
-        for image in images:
-            target = self._output / f"{self._stem(image)}{self._suffix}"
-            written = (target, self._overlay(target)) if self._draws else (target,)
-            for each in written:
+        images = {file.resolve() for file in files}
+        for file in files:
+            for form in self._forms():
+                each = self._output / form.format(self._stem(file))
                 if each.resolve() in images:
                     raise CommandError(
                         f"{each} is one of the {self._kind.name}s, and a mask would "
@@ -73,9 +73,9 @@ class Masks:
     def _stem(self, path):
         return self._kind.stem(path) or path.stem
 
-    def _overlay(self, target):
-        """Returns the path of a mask that is drawn over its image."""
-        return target.parent / "overlays" / f"{self._kind.stem(target)}.png"
+    def _forms(self):
+        """Returns the paths of a mask and of its overlay, in which {} is the name."""
+        return [f"{{}}{self._suffix}", *["overlays/{}.png"] * bool(self._draws)]
 
     def write(self, files, images):
         """Writes masks, and yields what is printed of each, for JSON and as text."""
@@ -94,8 +94,8 @@ class Masks:
                     grey = self._values[classes][..., np.newaxis]
                     write = functools.partial(masks.write_png, image=grey)
                     shown = file, classes
-                path = self._keep(pathlib.Path(file), write)
-                self._draw(path, *shown)
+                draw = functools.partial(self._draw, *shown)
+                path = self._keep(pathlib.Path(file), write, draw)
             shares = np.bincount(read.ravel(), minlength=len(self._names)) / read.size
             shown = {
                 name: float(share) for name, share in zip(self._names, shares) if share
@@ -104,12 +104,13 @@ class Masks:
             answer = {"file": file, "mask": str(path), "classes": shown}
             yield answer, f"{file} -> {path}: {text}"
 
-    def _keep(self, file, write):
-        """Returns the path to which the mask of an image is written, with `write`."""
+    def _keep(self, file, *draws):
+        """Returns the path of an image's mask, which the first of `draws` writes."""
         image, taken = file.resolve(), self._written.values()
         if image not in self._written:  # named twice
+            draws = dict(zip(self._forms(), draws))
             self._written[image], _ = kept.write(
-                write, self._output, self._stem(file), self._suffix, taken
+                draws, self._output, self._stem(file), taken
             )
         return self._written[image]
 
@@ -125,14 +126,12 @@ class Masks:
                 file=sys.stderr,
             )
 
-    def _draw(self, target, image, classes):
+    def _draw(self, image, classes, target):
         """Draws a mask over an image, `[H, W, C]` or the path of a picture."""
-        if not self._draws:
-            return
         if isinstance(image, str):
             shape = (None, None, self.image_shape[-1])
             (image,) = data.read_pictures([image], shape)
-        masks.write_png(self._overlay(target), overlays.overlaid(image, classes))
+        masks.write_png(target, overlays.overlaid(image, classes))
 
 
 def _check_output(files, output):

@@ -281,7 +281,7 @@ PRESETS["deepcaps"] = {
 _RATES = {"segcaps": 0.005, "ucaps3d": 0.003, "unet": 0.003}
 SEGMENTERS = tuple(_RATES)
 OF_VOLUMES = ("ucaps3d",)  # the others read images
-MULTIPLES = {"segcaps": 8, "ucaps3d": 8}  # that sizes of their images must be
+MULTIPLES = {"segcaps": 8, "ucaps3d": 8}  # image sizes must be multiples of these
 
 
 def _for_masks(rate):

@@ -95,7 +95,7 @@ def _draw(args, directory, pictures):
     make_directory(output)
     with reported(OSError):
         for stem, draw in pictures.items():
-            path, is_there = kept.write(draw, output, stem)
+            path, is_there = kept.write({"{}.png": draw}, output, stem)
             print(f"{path} is there already" if is_there else f"wrote {path}")
     return 0
 

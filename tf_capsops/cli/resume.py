@@ -50,6 +50,8 @@ def run(args):
         model = training.compiled(described, dataset, strategy)
     networks.use_xla(model, "on" if config["jit"] else "off", seed)
     with distribution.writing(strategy, lambda: directory) as place:
+        if _checkpoint(directory) != (epoch, path):
+            raise CommandError(f"another process has trained {directory} meanwhile")
         begins = f"on from epoch {epoch}" if path else "no checkpoint yet, from epoch 0"
         print(f"{directory}: {begins} of {config['epochs']}", flush=True)
         distortion = config["distortion"]

@@ -18,7 +18,7 @@ _IDX = {
     "x_test": "t10k-images-idx3-ubyte",
     "y_test": "t10k-labels-idx1-ubyte",
 }
-_ZIP = b"PK\3\4"  # that an archive begins with
+_ZIP = b"PK\3\4"  # the first bytes of an archive
 
 
 def read(path):
@@ -116,7 +116,7 @@ def _array(file, name):
         # module that reads it.
         text = str(error) or type(error).__name__
         if "Object arrays" in text:
-            text = "it has Python objects, as images of several sizes, and no numbers"
+            text = "it holds Python objects, perhaps images of different sizes"
         raise ValueError(f"{name} cannot be read: {text}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name} is not an array")

@@ -42,7 +42,7 @@ class Conv2D(keras.layers.Conv2D):
         return rectified(self, inputs, kernel)
 
     def convolution_op(self, inputs, kernel):
-        if 0 in inputs.shape:
+        if is_empty(inputs):
             return of_nothing(self, inputs, kernel)
         if self._is_plain:
             return convolution(self, inputs, kernel)
@@ -70,10 +70,16 @@ class Conv2D(keras.layers.Conv2D):
         return is_ordinary and not _portable.is_on()
 
 
-def of_nothing(layer, inputs, kernel):
-    """The convolution of an empty batch, or of no channels.
+def is_empty(tensor):
+    """Whether a tensor has no elements, and its shape is known."""
+    shape = tuple(tensor.shape)
+    return 0 in shape and None not in shape
 
-    On a CPU, TensorFlow 2.21 gives an empty batch the size of the images.
+
+def of_nothing(layer, inputs, kernel):
+    """The convolution of an empty batch.
+
+    On a CPU, TensorFlow 2.21 returns one with the input's height and width.
     """
     shape = layer.compute_output_shape(tuple(inputs.shape))
     nothing = 0 * (tf.reduce_sum(inputs) + tf.reduce_sum(kernel))

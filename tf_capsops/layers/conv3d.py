@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from tf_capsops import _portable
-from tf_capsops.layers.conv2d import has_gpus, is_for_hopper, of_nothing
+from tf_capsops.layers.conv2d import has_gpus, is_empty, is_for_hopper, of_nothing
 from tf_capsops.ops.conv3d import conv3d
 from tf_capsops.registered import registered
 
@@ -47,7 +47,7 @@ class Conv3D(keras.layers.Conv3D):
         super().build(input_shape)
 
     def convolution_op(self, inputs, kernel):
-        if 0 in inputs.shape:
+        if is_empty(inputs):
             return of_nothing(self, inputs, kernel)
         if _portable.is_on() or self.groups != 1 or {*self.strides} != {1}:
             return super().convolution_op(inputs, kernel)

@@ -49,8 +49,8 @@ def channels_axis(data_format):
 def with_channels_last(images, data_format):
     """Transposes images of channels_first.
 
-    TensorFlow convolves them only on some CPUs and not in every type there, TFLite does
-    not, and on a GPU with tensor cores channels_last is what is fastest.
+    TensorFlow convolves them only on some CPUs, in some types. TFLite does not at all.
+    On a GPU with tensor cores, channels_last is faster.
     """
     if data_format == "channels_first":
         images = tf.transpose(images, [0, 2, 3, 1])

@@ -41,7 +41,8 @@ class Mask(keras.layers.Layer):
             capsules, kept = _pair(inputs)
             capsules = dense_tensor("Mask", "capsules", capsules)
             kept = tf.cast(dense_tensor("Mask", "one_hot", kept), capsules.dtype)
-            self.compute_output_shape([tuple(capsules.shape), tuple(kept.shape)])
+            if kept.shape.rank is not None:
+                self.compute_output_shape([tuple(capsules.shape), tuple(kept.shape)])
         else:
             capsules = dense_tensor("Mask", "capsules", inputs)
             self.compute_output_shape(tuple(capsules.shape))

@@ -11,7 +11,7 @@ from tf_capsops import _portable
 from tf_capsops.arguments import float_tensors, positive_int
 from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.masks import seen_capsules, without_masked
-from tf_capsops.layers.weights import require_built
+from tf_capsops.layers.weights import own_name, require_built
 from tf_capsops.ops.capsule_conv import capsule_conv2d
 from tf_capsops.ops.capsule_conv_nd import capsule_conv1d, capsule_conv3d
 from tf_capsops.ops.capsule_moments import capsule_moments, moment_shares
@@ -86,8 +86,9 @@ class Routed(Coded):
         before = {id(each) for each in self.variables}
         self.routing.build(self, weights_shape, output_shape)
         added = [each for each in self.variables if id(each) not in before]
-        # TensorFlow's checkpoints and SavedModels hold the attributes of layers. A
-        # sublayer's variables are there already, and may be there twice.
+        # TensorFlow's checkpoints and SavedModels hold the attributes of layers. The
+        # variables of sublayers are theirs, and must not become the layer's own.
+        added = [each for each in added if own_name(self, each) == each.name]
         for number, variable in enumerate(added):
             setattr(self, f"routing_variable_{number}", variable)
 

@@ -11,17 +11,22 @@ def require_built(layer):
         raise ValueError(f"{title(layer)} has no weights yet: build it first")
 
 
-def named_weights(layer):
-    """Returns the variables of a layer by their names.
+def own_name(layer, variable):
+    """Returns a variable's name within a layer.
 
-    Names that a sublayer repeats have its name before them, such as
+    Names of a sublayer's variables begin with its own, as in
     `"pose_normalization.moving_mean"`.
     """
+    return variable.path.removeprefix(f"{layer.path}/").replace("/", ".")
+
+
+def named_weights(layer):
+    """Returns the variables of a layer by their names, or `own_name` if one repeats."""
     names = [variable.name for variable in layer.weights]
     return {
         variable.name
         if names.count(variable.name) == 1
-        else ".".join(variable.path.split("/")[-2:]): variable
+        else own_name(layer, variable): variable
         for variable in layer.weights
     }
 
