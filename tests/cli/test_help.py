@@ -42,7 +42,7 @@ _ANSWERS = [
     (["reconstruct", "nowhere"], 2, "no model at nowhere"),
     (["quantize", "--steps", "0.5"], 2, "--steps must end with 1, got 0.5"),
     (["report", "nope"], 2, "RECIPE must be one of"),
-    (["report", "--runs", "nowhere"], 2, "--runs: there is no nowhere"),
+    (["report", "--runs", "no", "--read-only"], 2, "--runs: there is no no, and"),
     (["bench", "--threads", "1", "2", "--against", "x"], 2, "one number of --threads"),
     *(([name, "--help"], 0, f"usage: tf-capsops {name}") for name in _COMMANDS),
 ]

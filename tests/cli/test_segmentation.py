@@ -281,7 +281,7 @@ def test_other_data_and_commands_are_refused(trained, tmp_path, capsys):
             ["train", "--data", "digits", "--model", "unet"],
             "digits has a class for each",
         ),
-        (["evaluate", run, "--data", "digits"], "reads masks, and digits has none: im"),
+        (["evaluate", run, "--data", "digits"], "reads masks, and digits has none: gi"),
         (["quantize", run], "segments, which train, evaluate, predict and reconstruct"),
         (["reconstruct", run], "evaluate, predict and reconstruct --routing take"),
         (["predict", run, str(tmp_path), "--top", "2"], "for each pixel: no --top"),
