@@ -79,7 +79,7 @@ def run(args):
     with reported(ImportError):
         built = _library.build_info()
     if not built["cuda"]:
-        # In a graph, where nothing is computed: mistakes in the call come first.
+        # Reports mistakes in the call first. In a graph nothing is computed.
         with tf.Graph().as_default():
             _call(args)
         raise CommandError(

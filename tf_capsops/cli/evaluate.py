@@ -54,9 +54,9 @@ def run(args):
 class Output:
     """Where a command that judges a network writes its files.
 
-    That is `--output`. Without it, files go next to the model, and those about other
-    data than the run's, or about another model in its directory, have its name
-    appended.
+    That is `--output`, or the directory of the model. There, the names of files end
+    with that of the data if it is not the run's, and with that of the model if it is
+    not the run's `model.keras`.
 
     Args:
       args: `model`, `data`, `output` and `json`, as they were parsed.

@@ -12,8 +12,9 @@ def write(draws, folder, stem, taken=()):
     Files that are there already, with the same bytes, are not written again.
 
     Args:
-      draws: functions that take a path and write what only depends on its suffix, by
-        the form of the path, as in `{"{}.png": draw, "overlays/{}.png": draw_over}`.
+      draws: functions that write a file to the path they are given, by the form of the
+        path, as in `{"{}.png": draw, "overlays/{}.png": draw_over}`. What they write
+        may depend on the suffix, and on nothing else of the path.
       folder: where the files go.
       stem: their name.
       taken: paths that the first file must not have, even if the bytes are the same.

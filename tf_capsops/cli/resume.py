@@ -74,7 +74,7 @@ def _data(directory):
 def _checkpoint(directory):
     """Returns the epochs that a run was trained, and the checkpoint of then.
 
-    They are 0 and None where a run was killed before, and only says what it trains.
+    They are 0 and None for a run that was killed before its first checkpoint.
 
     Raises:
       CommandError: if it is no run, or there is nothing to go on with.

@@ -92,7 +92,7 @@ def _npz(path):
 
 
 def _fault(path):
-    """Says what a file is that is no archive, or begins as one and does not end so."""
+    """Says what is wrong with a file that is not a whole archive."""
     with open(path, "rb") as file:
         begins = file.read(len(_ZIP)) == _ZIP
     return "damaged: its end is missing" if begins else "not an .npz file"

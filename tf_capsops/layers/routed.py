@@ -58,8 +58,9 @@ class Routed(Coded):
 
         The types, rows and columns of poses in `input_shape` are those of every call.
         """
-        types, *pose = input_shape[0][-3:]
-        self.children_shape = None if self.share_weights else types, *pose
+        types, rows, inner = input_shape[0][-3:]
+        # Any number of children may share the weights.
+        self.children_shape = (None if self.share_weights else types, rows, inner)
         *capsules, inner, columns = shape
 
         def initialize(shape, dtype=None):

@@ -86,8 +86,12 @@ def high_order_conv2d(
         "groups": positive_int(owner, "groups", groups),
         "data_format": data_format,
     }
-    window = {name: attributes[name] for name in ("kernel_size", "dilations")}
-    require_int32(owner, **window, groups=(attributes["groups"],))
+    require_int32(
+        owner,
+        kernel_size=attributes["kernel_size"],
+        dilations=attributes["dilations"],
+        groups=[attributes["groups"]],
+    )
     if _portable.is_on():
         return _portable.compute(plain, *operands, **attributes, name=name or owner)
     return _library.load().high_order_conv(*operands, **attributes, name=name)
