@@ -11,8 +11,9 @@
 // that an output frame reads become channels: frames and taps of depth are copied for
 // that. The weights of phases that do not have all taps are copied, too.
 //
-// The gradient of an unfolded copy has taps across as channels as well, and types that
-// share weights as neighboring pixels. Each pixel is in it once per such tap.
+// A device may unfold the copy whose gradient it adds: taps across are channels as
+// well, and types that share weights as neighboring pixels. Each pixel is in it once
+// per such tap.
 #pragma once
 
 #include <algorithm>

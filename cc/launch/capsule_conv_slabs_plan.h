@@ -231,8 +231,9 @@ class Slabs {
       parts = parts && IsPart(slab);
       relays_ = relays_ || Relays(relay);
       all_weights = all_weights && relay.elements() == WeightsSize(p_);
+      const bool adds_copy = gradient_ && !own_.made().by_image;
       most_image_ = std::max({most_image_, Copies(slab) ? slab.Image(p_) : 0,
-                              gradient_ ? GradPatch(slab).elements() : 0});
+                              adds_copy ? Patch(p_, slab).elements() : 0});
       most_scratch_ = std::max(most_scratch_, own_.Scratch(slab));
       most_weights_ = std::max(most_weights_, relay.elements());
       most_weight_sums_ = std::max(most_weight_sums_, own_.Sums(slab));
@@ -245,9 +246,6 @@ class Slabs {
     parts_ = gradient_ ? Steps::template Parts<T>(exec, p_) : 0;
     return smallest;
   }
-
-  // The copy whose gradient is added to the input's.
-  Patch GradPatch(const Slab& slab) const { return {p_, slab, own_.made().by_image}; }
 
   // Calls visit(slab, filter) for each slab, with the weights of its convolution.
   template <typename Visit>
@@ -317,13 +315,14 @@ class Slabs {
 
   LaunchError ByImage(const Exec& exec, const Slab& slab, const T* filter,
                       T* grad_input, const Arrays& a) const {
+    if (own_.made().by_image) {
+      return own_.AddImage(exec, op_, slab, a.votes, filter, a.image, grad_input);
+    }
     T* const to = writes_input_ ? grad_input + InputOffset(p_, slab) : a.image;
-    const LaunchError error = own_.made().by_image
-                                  ? own_.GradImage(exec, op_, slab, a.votes, filter, to)
-                                  : convs_.ByImage(exec, Steps::Convolution(p_, slab),
-                                                   a.votes, filter, to, a.conv);
+    const LaunchError error =
+        convs_.ByImage(exec, Steps::Convolution(p_, slab), a.votes, filter, to, a.conv);
     if (!error.empty() || writes_input_) return error;
-    return Steps::AddImage(exec, op_, GradPatch(slab), to, grad_input);
+    return Steps::AddImage(exec, op_, Patch(p_, slab), to, grad_input);
   }
 
   const char* op_;

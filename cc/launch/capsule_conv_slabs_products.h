@@ -96,7 +96,7 @@ struct NoProducts {
   NoProducts(const Exec&, const Problem&, bool) {}
 
   static constexpr Products made() { return {false, false, false}; }
-  // Returns how many elements MakeVotes and SumWeights work on.
+  // Returns how many elements MakeVotes, SumWeights and AddImage work on.
   static int64_t Scratch(const Slab&) { return 0; }
   // Returns how many sums SumWeights keeps.
   static int64_t Sums(const Slab&) { return 0; }
@@ -110,9 +110,9 @@ struct NoProducts {
   LaunchError MakeVotes(const Arguments&...) const {
     return {};
   }
-  // Makes the gradient of the slab's unfolded copy.
+  // Adds the slab's gradient of the input to it.
   template <typename... Arguments>
-  LaunchError GradImage(const Arguments&...) const {
+  LaunchError AddImage(const Arguments&...) const {
     return {};
   }
   // Adds the gradient of weights by this slab to the sums, or sets these if it is the

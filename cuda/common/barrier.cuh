@@ -101,12 +101,21 @@ __device__ inline void StartBulkStore(const void* from, uint32_t bytes, void* to
                : "memory");
 }
 
+// Closes a group of the bulk stores that this thread has started since the last group.
+__device__ inline void CommitBulkStores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until shared memory of all but the kGroups newest groups may be overwritten.
+template <int kGroups>
+__device__ void WaitForBulkReads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");
+}
+
 // Waits until all bulk stores that this thread started have completed.
 __device__ inline void WaitForBulkStores() {
-  asm volatile(
-      "cp.async.bulk.commit_group;\n"
-      "cp.async.bulk.wait_group 0;" ::
-          : "memory");
+  CommitBulkStores();
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 // Synchronizes kThreads threads, always the same whole warps, at barrier kName.

@@ -109,6 +109,27 @@ __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
       "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(barrier.Address())
       : "memory");
 }
+
+// Starts a TMA store of a box in shared memory to (c0, c1, ...), a bulk store of this
+// thread. What lies outside of the tensor is left out.
+__device__ inline void TmaStore(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+                                const void* from) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+      " [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(SharedAddress(from))
+      : "memory");
+}
+
+// Same, but adds the box to what is there.
+__device__ inline void TmaAdd(const CUtensorMap& map, int c0, int c1, int c2, int c3,
+                              const void* from) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group"
+      " [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+      "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(SharedAddress(from))
+      : "memory");
+}
 #endif
 
 }  // namespace capsops

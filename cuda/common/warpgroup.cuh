@@ -113,17 +113,24 @@ struct Wgmma;
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, " \
   "%30, %31"
+#define CAPSOPS_REGISTERS_40 \
+  CAPSOPS_REGISTERS_32       \
+  ", "                       \
+  "%32, %33, %34, %35, %36, %37, %38, %39"
 #define CAPSOPS_REGISTERS_64                                               \
-  CAPSOPS_REGISTERS_32                                                     \
+  CAPSOPS_REGISTERS_40                                                     \
   ", "                                                                     \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, " \
-  "%60, %61, %62, %63"
-#define CAPSOPS_REGISTERS_84                                               \
+  "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, " \
+  "%54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define CAPSOPS_REGISTERS_80                                               \
   CAPSOPS_REGISTERS_64                                                     \
   ", "                                                                     \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, " \
-  "%78, %79, %80, %81, %82, %83"
+  "%78, %79"
+#define CAPSOPS_REGISTERS_84 \
+  CAPSOPS_REGISTERS_80       \
+  ", "                       \
+  "%80, %81, %82, %83"
 #define CAPSOPS_REGISTERS_96 \
   CAPSOPS_REGISTERS_84       \
   ", "                       \
@@ -160,6 +167,10 @@ struct Wgmma;
   CAPSOPS_WGMMA(O, false, KIND, 8, "64", "32", "33", "34", CAPSOPS_REGISTERS_32,       \
                 CAPSOPS_SUMS_8(0))                                                     \
   CAPSOPS_WGMMA_128(O, false, KIND)                                                    \
+  CAPSOPS_WGMMA(O, false, KIND, 10, "80", "40", "41", "42", CAPSOPS_REGISTERS_40,      \
+                CAPSOPS_SUMS_8(0), CAPSOPS_SUM(8), CAPSOPS_SUM(9))                     \
+  CAPSOPS_WGMMA(O, false, KIND, 20, "160", "80", "81", "82", CAPSOPS_REGISTERS_80,     \
+                CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_4(16))              \
   CAPSOPS_WGMMA(O, false, KIND, 21, "168", "84", "85", "86", CAPSOPS_REGISTERS_84,     \
                 CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), CAPSOPS_SUMS_4(16),              \
                 CAPSOPS_SUM(20))                                                       \

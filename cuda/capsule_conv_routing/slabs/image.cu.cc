@@ -1,39 +1,297 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of a slab's image, as rows of votes times weights.
+// Adds a slab's gradient of the image, by rows of votes times weights, in three ways:
+//   straight  windows have one tap across, no stride and no padding, so position n of
+//             the votes is position n of the image: a TMA reduction adds the products
+//   tiles     the products of all taps across are added up in shared memory first. A
+//             tile has whole pixels of a row of the votes. Image pixels that the next
+//             tile reaches as well, its edge, are added by another kernel, so that each
+//             pixel is always added to in the same order.
+//   copies    products are stored in an unfolded copy, with taps across and of depth as
+//             channels, which copies.h adds. This serves volumes and very wide windows.
+#include <algorithm>
 #include <cstdint>
 
+#include "cuda/capsule_conv_routing/slabs/copies.h"
 #include "cuda/capsule_conv_routing/slabs/products.h"
 #include "cuda/capsule_conv_routing/slabs/rows.cuh"
+#include "cuda/common/divisor.cuh"
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The numbers of a position of the unfolded image.
-inline int64_t ImageColumns(const Problem& p, const Phase& phase) {
+// A round: shared memory has the products of a tile's positions for some channels of
+// all taps, kRoundColumns at most. Rows of kPitch numbers avoid bank conflicts of
+// stores.
+constexpr int kRoundColumns = 80, kPitch = 88;
+
+// Epilogue of tiles, and kernel parameters.
+struct AddPixels {
+  static constexpr int kBytes = kTileRows * kPitch * sizeof(float);
+  float *image, *edges;
+  int dim, types, width, votes_width;
+  int x_taps, x_stride, x_dilation, x_pad;
+  // If a pixel of the votes reaches one of the image by some tap, the one x_back to its
+  // left does so x_every taps later.
+  int x_every, x_back;
+  // A tile has tile_pixels pixels of a row of the votes. Its own image pixels begin
+  // `apart` after those of the tile before. It also reaches the first `edge` of the
+  // next tile's.
+  int tile_pixels, apart, edge;
+  int tile_channels, round_channels;
+  Divisor by_quads, by_types, by_stride;
+
+  // For windows that MayFit().
+  AddPixels(const Problem& p, const Phase& phase)
+      : image(nullptr),
+        edges(nullptr),
+        dim(static_cast<int>(p.in_dim)),
+        types(static_cast<int>(p.types)),
+        width(static_cast<int>(p.in_width)),
+        votes_width(static_cast<int>(phase.x.out.count)),
+        x_taps(static_cast<int>(phase.x.taps)),
+        x_stride(static_cast<int>(phase.x.stride)),
+        x_dilation(static_cast<int>(phase.x.dilation)),
+        x_pad(static_cast<int>(phase.x.pad)),
+        x_every(x_stride / static_cast<int>(Gcd(x_stride, x_dilation))),
+        x_back(x_every * x_dilation / x_stride),
+        tile_pixels(std::max(kTileRows / types, 1)),
+        apart(tile_pixels * x_stride),
+        edge(std::max((x_taps - 1) * x_dilation + 1 - x_stride, 0)),
+        by_types(types),
+        by_stride(x_stride) {
+    const auto even = [](int all, int parts) {
+      return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
+    };
+    int tiles = 1, rounds = 1;
+    while (x_taps * even(dim, tiles) > 256) ++tiles;
+    tile_channels = even(dim, tiles);
+    while (x_taps * even(tile_channels, rounds) > kRoundColumns) ++rounds;
+    round_channels = even(tile_channels, rounds);
+    by_quads = Divisor(round_channels / 4);
+  }
+
+  // Whether there are channels enough for a round, and numbers stay small.
+  static bool MayFit(const AxisPhase& x) {
+    return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
+  }
+  // Whether no tile reaches past the next one, and Divisor takes the numbers of items.
+  bool Fits() const { return edge <= apart && items() < 65536; }
+  // The (pixel, type, 4 channels) that a tile adds to in a round.
+  __host__ __device__ int items() const {
+    return (apart + edge) * types * (round_channels / 4);
+  }
+  // The numbers of an edge, and of all edges.
+  __host__ __device__ int64_t EdgeSize() const { return int64_t{edge} * types * dim; }
+  int64_t Edges(const RowProduct& w) const {
+    return int64_t{w.frames} * w.read_rows * (w.across - 1) * EdgeSize();
+  }
+
+  template <int kProducts>
+  __device__ void operator()(const RowProduct& w, const RowTile& tile,
+                             const float (&sums)[kProducts][4], char* memory,
+                             int*) const {
+    float* const round = reinterpret_cast<float*>(memory);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float* const upper = round + (warp * 16 + lane / 4) * kPitch + lane % 4 * 2;
+    for (int begin = 0; begin < tile_channels; begin += round_channels) {
+      int tap = 0, channel = 0;
+#pragma unroll
+      for (int n = 0; n < kProducts; ++n) {
+        if (tap < x_taps && channel >= begin && channel < begin + round_channels) {
+          float* const to = upper + tap * round_channels + channel - begin;
+          *reinterpret_cast<float2*>(to) = make_float2(sums[n][0], sums[n][1]);
+          *reinterpret_cast<float2*>(to + 8 * kPitch) =
+              make_float2(sums[n][2], sums[n][3]);
+        }
+        channel += 8;
+        if (channel == tile_channels) {
+          channel = 0;
+          ++tap;
+        }
+      }
+      SyncNamedBarrier<kConsumers>();
+      const int first = tile.column_tile * tile_channels;
+      AddRound(w, tile, round, first + begin, min(first + tile_channels, dim));
+      SyncNamedBarrier<kConsumers>();
+    }
+  }
+
+  // Adds up the products of a round, of channels from `first` on up to `end`. Adds the
+  // sums to the image, or stores those of the next tile's pixels in `edges`.
+  __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
+                           int first, int end) const {
+    const bool last = tile.across == w.across - 1;
+    const int64_t line = int64_t{tile.frame} * w.read_rows + tile.row;
+    float* const row = image + line * width * types * dim;
+    float* const tile_edge = edges + (line * (w.across - 1) + tile.across) * EdgeSize();
+    const int left = tile.across * apart - x_pad;
+    const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
+    const int step = x_every * round_channels - x_back * types * kPitch;
+    for (int n = threadIdx.x; n < items(); n += kConsumers) {
+      int quad, type;
+      const int pixel = by_types.Split(by_quads.Split(n, &quad), &type);
+      const int x = left + pixel, channel = first + quad * 4;
+      if (x < 0 || x >= width || channel >= end) continue;
+      const bool on_edge = !last && pixel >= apart;
+      int tap = 0, from = pixel;
+      if (x_stride > 1) {
+        // The first tap of which `pixel - tap * x_dilation` is a multiple of x_stride.
+        int rest;
+        from = by_stride.Split(pixel, &rest);
+        const int dilation_rest = x_dilation % x_stride;
+        for (; tap < x_every && rest != 0; ++tap) {
+          rest -= dilation_rest;
+          from -= x_dilation / x_stride;
+          if (rest >= 0) continue;
+          rest += x_stride;
+          --from;
+        }
+        if (rest != 0) {
+          if (!on_edge) continue;
+          tap = x_taps;
+        }
+      }
+      float4 sum = {};
+      const float* at =
+          round + (from * types + type) * kPitch + tap * round_channels + quad * 4;
+      for (; tap < x_taps; tap += x_every, from -= x_back, at += step) {
+        if (from < 0 || from >= pixels) continue;
+        const float4 added = *reinterpret_cast<const float4*>(at);
+        sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
+      }
+      if (on_edge) {
+        *reinterpret_cast<float4*>(
+            tile_edge + int64_t{(pixel - apart) * types + type} * dim + channel) = sum;
+      } else {
+        AddToGlobal(row + int64_t{x * types + type} * dim + channel, sum);
+      }
+    }
+  }
+
+  __device__ static void AddToGlobal(float* to, const float4& sum) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                     __cvta_generic_to_global(to)),
+                 "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w)
+                 : "memory");
+  }
+};
+
+constexpr int kEdgeThreads = 256;
+
+// Adds edges to the image: `quads` times four numbers, of `between` tiles of each row,
+// all but the last.
+__global__ void __launch_bounds__(kEdgeThreads)
+    AddEdgesKernel(const AddPixels p, int between, int quads) {
+  GridDependencySynchronize();
+  for (int n = blockIdx.x * kEdgeThreads + threadIdx.x; n < quads;
+       n += gridDim.x * kEdgeThreads) {
+    Digits<int> digits(n);
+    const int element = digits.Next(p.types * p.dim / 4) * 4;
+    const int pixel = digits.Next(p.edge);
+    const int tile = digits.Next(between);
+    const int x = (tile + 1) * p.apart - p.x_pad + pixel;
+    if (x < 0 || x >= p.width) continue;
+    const float4 added = reinterpret_cast<const float4*>(p.edges)[n];
+    auto& to = *reinterpret_cast<float4*>(
+        p.image + (int64_t{digits.rest} * p.width + x) * p.types * p.dim + element);
+    float4 sum = to;
+    sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
+    to = sum;
+  }
+}
+
+// Whether all phases may be added in the first or second way.
+bool IsStraight(const Problem& p) {
+  return AllPhases(p, [&](const Phase& phase) {
+    const AxisPhase& x = phase.x;
+    return ReadsFrames(p, phase.depth) && x.taps == 1 && x.stride == 1 && x.pad == 0;
+  });
+}
+bool AddsInTiles(const Problem& p) {
+  return p.in_dim % 8 == 0 && p.types <= kTileRows / 2 && !IsStraight(p) &&
+         AllPhases(p, [&](const Phase& phase) {
+           return ReadsFrames(p, phase.depth) && AddPixels::MayFit(phase.x) &&
+                  AddPixels(p, phase).Fits();
+         });
+}
+
+// The numbers of a position of a copy.
+int64_t CopyColumns(const Problem& p, const Phase& phase) {
   return phase.x.taps * phase.depth.taps * p.in_dim;
 }
 
-bool GradsImage(const Problem& p) {
+bool AddsImage(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
-  if (Columns(p) > kMost || p.out_width * p.types > kMost || p.in_height > kMost) {
+  if (Columns(p) > kMost || p.out_width * p.types > kMost ||
+      p.in_width * p.types > kMost || p.in_height > kMost) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
-    return ImageColumns(p, phase) <= 4096 && phase.y.pad < kMost &&
-           phase.y.dilation < kMost && phase.y.stride < kMost;
+    return CopyColumns(p, phase) <= 4096 && phase.y.pad < kMost &&
+           phase.y.dilation < kMost && phase.y.stride < kMost && phase.x.pad < kMost &&
+           phase.x.dilation < kMost && phase.x.stride < kMost;
   });
 }
 
-LaunchError GradImage(const GpuExec& exec, const char* op, const Problem& p,
-                      const Slab& slab, const float* grads, const float* weights,
-                      float* grad_image) {
-  const RowProduct w(p, slab, Columns(p), ImageColumns(p, slab.phase));
-  return WithProducts<8, 16, 21, 24, 28, 32>(w.wide(), [&](auto products) {
-    return LaunchRowProduct<products.value, false>(exec, op, w, w.positions,
-                                                   w.frames * w.rows, w.y_taps, grads,
-                                                   weights, grad_image);
-  });
+// The tiles of image rows that AddPixels takes.
+RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels& add) {
+  RowProduct w(p, slab, Columns(p), add.x_taps, p.in_dim, add.tile_pixels * p.types);
+  w.box_taps = add.x_taps;
+  w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
+  return w;
+}
+
+int64_t ImageScratch(const Problem& p, const Slab& slab) {
+  if (IsStraight(p)) return 0;
+  if (!AddsInTiles(p)) return Patch(p, slab, true).elements();
+  const AddPixels add(p, slab.phase);
+  return add.Edges(PixelTiles(p, slab, add));
+}
+
+LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
+                     const Slab& slab, const float* grads, const float* weights,
+                     float* edges, float* grad_input) {
+  AddPixels add(p, slab.phase);
+  add.image = grad_input + InputOffset(p, slab);
+  add.edges = edges;
+  const RowProduct w = PixelTiles(p, slab, add);
+  CAPSOPS_RETURN_IF_ERROR((WithProducts<8, 10, 16, 20, 24, 32>(
+      add.x_taps * add.tile_channels, [&](auto products) {
+        return LaunchRowProduct<products.value, false>(exec, op, w, add.tile_channels,
+                                                       grads, weights, add);
+      })));
+  const int quads = static_cast<int>(add.Edges(w) / 4);
+  if (quads == 0) return {};
+  const int blocks = static_cast<int>(
+      std::min<int64_t>(CeilDivide(quads, kEdgeThreads), 8 * exec.device.processors));
+  return LaunchDependent(op, AddEdgesKernel, dim3(blocks), kEdgeThreads, 0, exec, add,
+                         w.across - 1, quads);
+}
+
+LaunchError AddImageOf(const GpuExec& exec, const char* op, const Problem& p,
+                       const Slab& slab, const float* grads, const float* weights,
+                       float* scratch, float* grad_input) {
+  if (AddsInTiles(p)) {
+    return AddTiles(exec, op, p, slab, grads, weights, scratch, grad_input);
+  }
+  const bool straight = IsStraight(p);
+  const int64_t columns = CopyColumns(p, slab.phase);
+  const RowProduct w(p, slab, Columns(p), 1, columns);
+  StoreTile store;
+  CAPSOPS_RETURN_IF_ERROR(
+      straight
+          ? MakeStoreTile(op, w, w.read_rows, w.read_positions, columns,
+                          grad_input + InputOffset(p, slab), &store)
+          : MakeStoreTile(op, w, w.read_rows, w.positions, columns, scratch, &store));
+  store.adds = straight;
+  CAPSOPS_RETURN_IF_ERROR(
+      (WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {
+        return LaunchRowProduct<products.value, false>(exec, op, w, 8 * products.value,
+                                                       grads, weights, store);
+      })));
+  if (straight) return {};
+  return AddImage(exec, op, Patch(p, slab, true), scratch, grad_input);
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -8,6 +8,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -25,30 +26,59 @@ constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
 // Registers per thread at launch, of consumers, and of the producer.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
 constexpr int kRowBytes = kTileRows * kSwizzleBytes, kAlignment = 1024;
+// Each consumer warp has two boxes of 16 rows by 32 columns: TMA stores one while the
+// warp fills the other.
+constexpr int kBoxRows = 16, kBoxBytes = kBoxRows * kSwizzleBytes;
+constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes;
 
-// The ring of stages in shared memory: rows, then columns, each of kDepth terms.
-template <int kProducts>
+// Shared memory: a ring of stages, each with kDepth terms of rows, then of columns, and
+// kEpilogueBytes, a multiple of 1024, for the epilogue.
+template <int kProducts, int kEpilogueBytes = kStoreBytes>
 struct Stages {
+  static_assert(kEpilogueBytes % 1024 == 0);
   static constexpr int kBytes = kRowBytes + kProducts * 8 * kSwizzleBytes;
-  static constexpr int kCount = (192 << 10) / kBytes;
+  static constexpr int kCount = ((225 << 10) - kEpilogueBytes) / kBytes;
   char memory[kCount][kBytes];
+  char epilogue[kEpilogueBytes];
   Barrier full[kCount], empty[kCount];
 
   // The bytes of dynamic shared memory.
   static constexpr int SharedBytes() {
     return static_cast<int>(sizeof(Stages)) + kAlignment;
   }
+  // Sets up this block's shared memory. A stage is empty again once `releases` warps
+  // have released it. All threads call this.
+  __device__ static Stages& Start(int releases) {
+    extern __shared__ uint4 dynamic[];
+    auto& stages = *reinterpret_cast<Stages*>(
+        reinterpret_cast<char*>(dynamic) +
+        (kAlignment - SharedAddress(dynamic) % kAlignment) % kAlignment);
+    if (threadIdx.x == 0) {
+      for (int n = 0; n < kCount; ++n) {
+        stages.full[n].Init(1);
+        stages.empty[n].Init(releases);
+      }
+      Barrier::FenceInit();
+    }
+    __syncthreads();
+    return stages;
+  }
   // Each warp of consumers releases a stage.
   __device__ inline void Release(int stage) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) empty[stage].Arrive();
   }
-  // Waits until a stage is released. Returns the barrier for the boxes that fill it.
-  __device__ inline Barrier& Claim(const PipelineState& at) {
+  // Waits until a stage is released. Returns the barrier for the boxes that fill it, of
+  // `bytes` bytes.
+  __device__ inline Barrier& Claim(const PipelineState& at, int bytes = kBytes) {
     empty[at.at].Wait(at.parity);
-    full[at.at].ArriveAndExpectBytes(kBytes);
+    full[at.at].ArriveAndExpectBytes(bytes);
     return full[at.at];
   }
+
+  // A consumer's main loop: adds the products of the next `steps` stages, from `at` on.
+  __device__ inline void Multiply(int steps, PipelineState* at,
+                                  float (&sums)[kProducts][4]);
 };
 
 // Keep the compiler from moving sums into the asynchronous products.
@@ -72,6 +102,65 @@ __device__ inline void Complete(float (&sums)[kProducts][4]) {
   }
 }
 
+template <int kProducts, int kEpilogueBytes>
+__device__ inline void Stages<kProducts, kEpilogueBytes>::Multiply(
+    int steps, PipelineState* at, float (&sums)[kProducts][4]) {
+  const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  Clear(sums);
+  int before = -1;
+  for (; steps > 0; --steps, at->Next(kCount)) {
+    const char* const stage = memory[at->at];
+    full[at->at].Wait(at->parity);
+    const uint32_t left = DescriptorAddress(stage) + group * (64 * kSwizzleBytes / 16);
+    const uint32_t right = DescriptorAddress(stage + kRowBytes);
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      Wgmma<float, kProducts>::Begin(MakeSwizzledDescriptor(left + 2 * k),
+                                     MakeSwizzledDescriptor(right + 2 * k), sums, true);
+    }
+    WgmmaCommit();
+    WgmmaWait<1>();
+    if (before >= 0) Release(before);
+    before = at->at;
+  }
+  WgmmaWait<0>();
+  if (before >= 0) Release(before);
+  Complete(sums);
+}
+
+// Stores the sums of a consumer warp's 16 rows with store(column, box), which a lane
+// calls for each 32 of `columns` columns to begin a TMA store. `boxes` is the
+// epilogue's memory, and `box` the warp's next box of the two.
+template <int kProducts, typename Store>
+__device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* boxes,
+                          int* box, const Store& store) {
+  static_assert(kProducts % 4 == 0, "boxes would overlap the next tile");
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+#pragma unroll
+  for (int first = 0; first < kProducts; first += 4) {
+    if (8 * first >= columns) break;
+    char* const to = boxes + (2 * warp + *box) * kBoxBytes;
+    *box ^= 1;
+    if (lane == 0) WaitForBulkReads<1>();  // until the store before the last is done
+    __syncwarp();
+#pragma unroll
+    for (int n = first; n < first + 4; ++n) {
+      const int chunk = 2 * (n - first) + lane % 4 / 2;
+      char* const at = to + row * kSwizzleBytes + (chunk ^ row) * 16 + lane % 2 * 8;
+      *reinterpret_cast<float2*>(at) = make_float2(sums[n][0], sums[n][1]);
+      *reinterpret_cast<float2*>(at + 8 * kSwizzleBytes) =
+          make_float2(sums[n][2], sums[n][3]);
+    }
+    FenceAsyncProxy();
+    __syncwarp();
+    if (lane == 0) {
+      store(8 * first, to);
+      CommitBulkStores();
+    }
+  }
+}
+
 // Boxes of `box` rows of kDepth terms in matrices [planes][rows][terms].
 inline TmaTensor<3> Matrices(uint64_t terms, uint64_t rows, uint64_t planes,
                              uint32_t box) {
@@ -80,6 +169,19 @@ inline TmaTensor<3> Matrices(uint64_t terms, uint64_t rows, uint64_t planes,
   tensor.apart = {terms, rows * terms};
   tensor.box = {kDepth, box, 1};
   tensor.every = {1, 1, 1};
+  return tensor;
+}
+
+// A tensor to store to. A box has 32 numbers of the first dimension, `rows` of the
+// second and `planes` of the third.
+inline TmaTensor<4> Stored(std::array<uint64_t, 4> size, std::array<uint64_t, 3> apart,
+                           uint32_t rows, uint32_t planes) {
+  TmaTensor<4> tensor;
+  tensor.size = size;
+  tensor.apart = apart;
+  tensor.box = {kSwizzleBytes / sizeof(float), rows, planes, 1};
+  tensor.every = {1, 1, 1, 1};
+  tensor.rounded = false;
   return tensor;
 }
 
@@ -93,12 +195,12 @@ LaunchError WithProducts(int64_t columns, const Launch& launch) {
   return launch(std::integral_constant<int, kFirst>());
 }
 
-template <auto kKernel, int kProducts, typename... Arguments>
+template <auto kKernel, typename Stages, typename... Arguments>
 LaunchError LaunchProduct(const char* op, const GpuExec& exec, int blocks,
                           const Arguments&... arguments) {
   CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kRegisters));
   return LaunchDependent<kKernel>(op, dim3(blocks), kProductThreads,
-                                  Stages<kProducts>::SharedBytes(), exec, arguments...);
+                                  Stages::SharedBytes(), exec, arguments...);
 }
 
 // Whether test(phase) holds for all phases.

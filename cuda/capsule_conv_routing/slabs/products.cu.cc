@@ -17,7 +17,7 @@ namespace capsops::capsule_conv_routing::slabs {
 bool Serves(const GpuExec& exec, const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   return exec.tf32 && HasWgmma(exec.device) &&
-         Stages<32>::SharedBytes() <= exec.device.shared && p.shared_weights &&
+         Stages<8>::SharedBytes() <= exec.device.shared && p.shared_weights &&
          p.types > 0 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
          Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
 }
@@ -33,13 +33,14 @@ OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
              (Columns(p) > 64 || (Columns(p) == 64 && p.kernel_depth > 1)) &&
              ReadsWindows(p);
   const bool flat = p.kernel_depth == 1;
-  by_image_ = serves && gradient && (flat || p.types >= 4) && GradsImage(p);
+  by_image_ = serves && gradient && (flat || p.types >= 4) && AddsImage(p);
   by_weights_ = serves && gradient && (flat || p.types % 4 == 0) && SumsWeights(p);
 }
 
 int64_t OwnProducts::Scratch(const Slab& slab) const {
-  return std::max(windows_ ? PaddedImage(p_, slab) : 0,
-                  by_weights_ ? WeightSums(p_, slab, processors_).transposed() : 0);
+  return std::max({windows_ ? PaddedImage(p_, slab) : 0,
+                   by_image_ ? ImageScratch(p_, slab) : 0,
+                   by_weights_ ? WeightSums(p_, slab, processors_).transposed() : 0});
 }
 int64_t OwnProducts::Sums(const Slab& slab) const {
   return by_weights_ ? WeightSums(p_, slab, processors_).parts() : 0;
@@ -61,10 +62,10 @@ LaunchError OwnProducts::MakeVotes(const GpuExec& exec, const char* op,
   return rows_ ? MakeRowVotes(exec, op, p_, slab, input, packed, votes)
                : MakeWindowVotes(exec, op, p_, slab, input, packed, scratch, votes);
 }
-LaunchError OwnProducts::GradImage(const GpuExec& exec, const char* op,
-                                   const Slab& slab, const float* grads,
-                                   const float* weights, float* grad_image) const {
-  return slabs::GradImage(exec, op, p_, slab, grads, weights, grad_image);
+LaunchError OwnProducts::AddImage(const GpuExec& exec, const char* op, const Slab& slab,
+                                  const float* grads, const float* weights,
+                                  float* scratch, float* grad_input) const {
+  return AddImageOf(exec, op, p_, slab, grads, weights, scratch, grad_input);
 }
 LaunchError OwnProducts::SumWeights(const GpuExec& exec, const char* op,
                                     const Slab& slab, bool first, const float* input,

@@ -26,9 +26,9 @@ class OwnProducts {
   LaunchError MakeVotes(const GpuExec& exec, const char* op, const Slab& slab,
                         const float* input, const float* packed, float* scratch,
                         float* votes) const;
-  LaunchError GradImage(const GpuExec& exec, const char* op, const Slab& slab,
-                        const float* grads, const float* weights,
-                        float* grad_image) const;
+  LaunchError AddImage(const GpuExec& exec, const char* op, const Slab& slab,
+                       const float* grads, const float* weights, float* scratch,
+                       float* grad_input) const;
   LaunchError SumWeights(const GpuExec& exec, const char* op, const Slab& slab,
                          bool first, const float* input, const float* grads,
                          float* scratch, float* sums) const;
@@ -45,11 +45,12 @@ class OwnProducts {
 // of them.
 bool ReadsRows(const Problem& p);
 bool ReadsWindows(const Problem& p);
-bool GradsImage(const Problem& p);
+bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p);
 
-// The elements of the padded copy.
+// The elements of the padded copy, and of what AddImageOf works on.
 int64_t PaddedImage(const Problem& p, const Slab& slab);
+int64_t ImageScratch(const Problem& p, const Slab& slab);
 
 LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* input, const float* packed,
@@ -57,8 +58,8 @@ LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
 LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& p,
                             const Slab& slab, const float* input, const float* packed,
                             float* padded, float* votes);
-LaunchError GradImage(const GpuExec& exec, const char* op, const Problem& p,
-                      const Slab& slab, const float* grads, const float* weights,
-                      float* grad_image);
+LaunchError AddImageOf(const GpuExec& exec, const char* op, const Problem& p,
+                       const Slab& slab, const float* grads, const float* weights,
+                       float* scratch, float* grad_input);
 
 }  // namespace capsops::capsule_conv_routing::slabs

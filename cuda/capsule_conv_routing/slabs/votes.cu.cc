@@ -27,11 +27,13 @@ bool ReadsRows(const Problem& p) {
 LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* input, const float* packed,
                          float* votes) {
-  const RowProduct w(p, slab, p.in_dim, Columns(p));
+  const RowProduct w(p, slab, p.in_dim, slab.phase.x.taps, Columns(p));
+  StoreTile store;
+  CAPSOPS_RETURN_IF_ERROR(
+      MakeStoreTile(op, w, w.rows, w.positions, Columns(p), votes, &store));
   return WithProducts<8, 16, 24, 32>(w.wide(), [&](auto products) {
     return LaunchRowProduct<products.value, true>(
-        exec, op, w, p.in_width * p.types, w.frames * w.read_rows, w.y_taps * w.x_taps,
-        input + InputOffset(p, slab), packed, votes);
+        exec, op, w, 8 * products.value, input + InputOffset(p, slab), packed, store);
   });
 }
 

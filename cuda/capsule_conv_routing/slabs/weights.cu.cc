@@ -163,19 +163,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                      const __grid_constant__ CUtensorMap image, const WeightSums w,
                      const int steps, const bool first, float4* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ uint4 memory[];
-  auto& stages = *reinterpret_cast<Stages<kProducts>*>(
-      reinterpret_cast<char*>(memory) +
-      (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
-  if (threadIdx.x == 0) {
-    for (int n = 0; n < Stages<kProducts>::kCount; ++n) {
-      stages.full[n].Init(1);
-      stages.empty[n].Init(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
-    }
-    Barrier::FenceInit();
-  }
+  auto& stages =
+      Stages<kProducts>::Start(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
   const SumsPlace place(w, steps);
-  __syncthreads();
   GridDependencySynchronize();
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= kConsumerWarps) {
@@ -329,7 +319,7 @@ LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
       &votes));
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, tensor, &image));
   return WithProducts<16, 32>(w.products * 8, [&](auto products) {
-    return LaunchProduct<SumWeightsKernel<products.value>, products.value>(
+    return LaunchProduct<SumWeightsKernel<products.value>, Stages<products.value>>(
         op, exec, w.blocks(), votes, image, w, w.steps(), first,
         reinterpret_cast<float4*>(parts));
   });

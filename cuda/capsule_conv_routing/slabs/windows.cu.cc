@@ -81,25 +81,16 @@ struct WindowTile {
   }
 };
 
+// `votes` has the dimensions column, pixel, type and row of all frames.
 template <int kProducts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     WindowVotesKernel(const __grid_constant__ CUtensorMap image,
-                      const __grid_constant__ CUtensorMap weights, const Windows w,
-                      float* votes) {
+                      const __grid_constant__ CUtensorMap weights,
+                      const __grid_constant__ CUtensorMap votes,
+                      const __grid_constant__ Windows w) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ uint4 memory[];
-  auto& stages = *reinterpret_cast<Stages<kProducts>*>(
-      reinterpret_cast<char*>(memory) +
-      (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
-  if (threadIdx.x == 0) {
-    for (int n = 0; n < Stages<kProducts>::kCount; ++n) {
-      stages.full[n].Init(1);
-      stages.empty[n].Init(kConsumerWarps);
-    }
-    Barrier::FenceInit();
-  }
-  constexpr int kStages = Stages<kProducts>::kCount;
-  __syncthreads();
+  using Ring = Stages<kProducts>;
+  auto& stages = Ring::Start(kConsumerWarps);
   GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 2) {
@@ -110,7 +101,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x) {
         const WindowTile tile(w, n);
         w.ForTaps(tile.frame, tile.row, [&](int frame, int line, int tap) {
-          for (int chunk = 0; chunk < w.chunks; ++chunk, at.Next(kStages)) {
+          for (int chunk = 0; chunk < w.chunks; ++chunk, at.Next(Ring::kCount)) {
             char* const stage = stages.memory[at.at];
             Barrier& full = stages.Claim(at);
             TmaLoad(image, chunk * kDepth, tile.x, tile.type, line, frame, full, stage);
@@ -123,59 +114,23 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   } else {
     SetMaxRegisters<kMany, true>();
     PipelineState at;
+    int box = 0;
     for (int number = blockIdx.x; number < w.tiles(); number += gridDim.x) {
       const WindowTile tile(w, number);
       int steps = 0;
       w.ForTaps(tile.frame, tile.row, [&](int, int, int) { steps += w.chunks; });
       float sums[kProducts][4];
-      Clear(sums);
-      int before = -1;
-      for (; steps > 0; --steps, at.Next(kStages)) {
-        const char* const stage = stages.memory[at.at];
-        stages.full[at.at].Wait(at.parity);
-        const uint32_t left =
-            DescriptorAddress(stage) + group * (64 * kSwizzleBytes / 16);
-        const uint32_t right = DescriptorAddress(stage + kRowBytes);
-        WgmmaFence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          Wgmma<float, kProducts>::Begin(MakeSwizzledDescriptor(left + 2 * k),
-                                         MakeSwizzledDescriptor(right + 2 * k), sums,
-                                         true);
-        }
-        WgmmaCommit();
-        WgmmaWait<1>();
-        if (before >= 0) stages.Release(before);
-        before = at.at;
-      }
-      WgmmaWait<0>();
-      if (before >= 0) stages.Release(before);
-      Complete(sums);
-      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-      const int64_t line = int64_t{tile.frame} * w.rows + tile.row;
-      const auto target = [&](int row) -> float* {
-        const int x = tile.x + (row & ((1 << w.x_bits) - 1));
-        const int type = tile.type + (row >> w.x_bits);
-        if (x >= w.width || type >= w.types) return nullptr;
-        return votes + ((line * w.width + x) * w.types + type) * w.columns;
-      };
-      float* const upper = target(warp * 16 + lane / 4);
-      float* const lower = target(warp * 16 + lane / 4 + 8);
-      const int first = tile.column * kProducts * 8 + lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kProducts; ++n) {
-        const int column = first + 8 * n;
-        if (column >= w.columns) break;
-        if (upper != nullptr) {
-          *reinterpret_cast<float2*>(upper + column) =
-              make_float2(sums[n][0], sums[n][1]);
-        }
-        if (lower != nullptr) {
-          *reinterpret_cast<float2*>(lower + column) =
-              make_float2(sums[n][2], sums[n][3]);
-        }
-      }
+      stages.Multiply(steps, &at, sums);
+      const int row = threadIdx.x / 32 * kBoxRows, column = tile.column * kProducts * 8;
+      const int x = tile.x + (row & ((1 << w.x_bits) - 1));
+      const int type = tile.type + (row >> w.x_bits);
+      const int line = tile.frame * w.rows + tile.row;
+      StoreRows(sums, w.columns - column, stages.epilogue, &box,
+                [&](int n, const char* from) {
+                  TmaStore(votes, column + n, x, type, line, from);
+                });
     }
+    WaitForBulkStores();
   }
 #else
   __trap();  // compiled for another GPU
@@ -254,13 +209,23 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
   image.every = {1, 1, 1, 1, 1};
   CUtensorMap left;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, padded, image, &left));
+  // A box has 32 columns of a warp's 16 rows.
+  const uint64_t columns = w.columns, lines = uint64_t{1} * w.frames * w.rows;
+  const int x_bits = std::min(w.x_bits, 4);
+  CUtensorMap to;
+  CAPSOPS_RETURN_IF_ERROR(
+      MakeTensorMap(op, votes,
+                    Stored({columns, width, types, lines},
+                           {types * columns, columns, width * types * columns},
+                           1u << x_bits, 1u << (4 - x_bits)),
+                    &to));
   const auto launch = [&](auto products) -> LaunchError {
     CUtensorMap right;
     CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
         op, packed,
         Matrices(window, w.columns, w.z_taps * w.y_taps, products.value * 8), &right));
-    return LaunchProduct<WindowVotesKernel<products.value>, products.value>(
-        op, exec, std::min(w.tiles(), exec.device.processors), left, right, w, votes);
+    return LaunchProduct<WindowVotesKernel<products.value>, Stages<products.value>>(
+        op, exec, std::min(w.tiles(), exec.device.processors), left, right, to, w);
   };
   return WithProducts<8, 16, 24, 32>(CeilDivide(w.columns, w.column_tiles), launch);
 }

@@ -123,6 +123,15 @@ def _correctness_cases():
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, (8, in_dim, 4, 32), use, **more)
+    # And gradients of the image, which tiles of whole pixels add up.
+    for name, image, kernel, capsules, more in (
+        ("tiles_straight", (9, 57), (3, 1), (5, 24, 3, 16), {}),
+        ("tiles_gaps", (9, 61), (3, 4), (7, 40, 3, 16), {"strides": 3, "dilations": 2}),
+        ("tiles_wide", (7, 70), (2, 5), (4, 64, 4, 16), {}),
+        ("tiles_up", (6, 45), (4, 4), (6, 16, 2, 16), {**_UP}),
+    ):
+        more = {**_SAME, "devices": ("GPU",), **more}
+        yield _case(name, image, kernel, capsules, use, **more)
     for place, name in enumerate(("batch", "height", "width", *_CAPSULES)):
         sizes = [2, 3, 4, 3, 2, 4, 5]
         sizes[place] = 0
