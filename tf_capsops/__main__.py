@@ -95,7 +95,7 @@ def _run(argv):
 
 def _module(args):
     """Returns the module of a command; two kinds of training have their own."""
-    if args.command == "train" and args.resume:
+    if args.command in ("train", "quantize") and args.resume:
         return resume
     if args.command == "train" and args.recipe and recipes.find(args.recipe).bits:
         return quantized

@@ -158,6 +158,16 @@ def add_output(parser, default):
     )
 
 
+def add_resume(parser):
+    """Adds the run that `resume` goes on with."""
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with a run that was stopped or killed, from its directory, with "
+        "the arguments that it was given",
+    )
+
+
 def refuse_all_but(taken, args, reason, more=""):
     """Checks that no options are given but those that can be used.
 

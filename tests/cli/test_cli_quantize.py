@@ -313,10 +313,12 @@ def test_ctrl_c_saves_what_there_is_and_ends(tmp_path):
     command = [fresh.COMMAND, "quantize", "model.keras", *options]
     printed = fresh.interrupt(fresh.start(*command, cwd=tmp_path), "epoch 20/")
     said = r"stopped in epoch (\d+) of 400 after \d+ s, with 50.0% of the weights "
-    said += "quantized; these files stay, but quantize cannot go on from them\n"
+    said += "quantized; `tf-capsops quantize --resume runs/quantize-images` goes on\n"
     epoch = int(re.search(said, printed)[1])
     run = tmp_path / "runs/quantize-images"
-    files = {"model.keras", "config.json", "history.json"}
+    (checkpoint,) = run.glob("checkpoint-*.keras")
+    files = {"model.keras", "config.json", "history.json", checkpoint.name}
+    files.add(checkpoint.with_suffix(".npz").name)
     assert {each.name for each in run.iterdir()} == files
     history = json.loads((run / "history.json").read_text())
     assert len(history["loss"]) == epoch - 1 >= 20

@@ -253,6 +253,11 @@ def _without_an_epoch(run):
     (run / "result.json").unlink()
 
 
+def _quantized(run):
+    (run / "model.keras").unlink()
+    _config(source="runs/a")(run)
+
+
 @pytest.mark.parametrize(
     "damage, arguments, said",
     [
@@ -263,7 +268,7 @@ def _without_an_epoch(run):
             "in runs/noise: it is no run, without config.json and checkpoints",
         ),
         (_without_an_epoch, [], "in runs/noise: it was stopped in its first epoch"),
-        (_config(source="runs/a"), [], "in runs/noise: quantize cannot go on: start"),
+        (_quantized, [], "in runs/noise: it was stopped in its first epoch: quantize"),
         (None, ["--epochs", "9"], "the arguments of the run: no --epochs"),
         (None, ["--data", "digits"], "the arguments of the run: no --data"),
         (_damage("checkpoint-2.keras", ""), [], "holds no model that loads"),

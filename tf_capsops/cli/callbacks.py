@@ -195,14 +195,20 @@ class Checkpoints(keras.callbacks.Callback):
     name first. The history is written every epoch; the model after the first one, and
     then as soon as saving it takes less than a twentieth of the time.
 
+    Args:
+      directory: the run's.
+      history: of epochs before.
+      state: a function that returns what else to save with a model, a dict of arrays.
+
     Attributes:
       history: lists of a number an epoch, by name, as a Keras `History` has them.
     """
 
-    def __init__(self, directory, history):
+    def __init__(self, directory, history, state=None):
         super().__init__()
         self.history = history
         self._directory = directory
+        self._state = state
         self._due = 0.0
 
     def on_epoch_end(self, epoch, logs=None):
@@ -220,9 +226,13 @@ class Checkpoints(keras.callbacks.Callback):
         partial = self._directory / runs.PARTIAL_MODEL
         self.model.save(partial)
         before = runs.checkpoints(self._directory)
-        os.replace(partial, self._directory / f"checkpoint-{epoch + 1}.keras")
+        path = self._directory / f"checkpoint-{epoch + 1}.keras"
+        if self._state:
+            with runs.checkpoint_state(path).open("wb") as file:
+                np.savez(file, **self._state())
+        os.replace(partial, path)
         for path in before.values():
-            path.unlink()
+            runs.remove_checkpoint(path)
         now = time.monotonic()
         self._due = now + _PAUSE * (now - began)
 

@@ -1,28 +1,39 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes a trained model: what `tf-capsops quantize` does."""
+"""Quantizes a trained model: what `tf-capsops quantize` does.
+
+`run` prepares a run, and `resume` one that was stopped or killed. `_fit` trains, and
+`_finish` converts, measures and reports.
+"""
 
 import dataclasses
-import math
+import json
 import pathlib
 import sys
-import tempfile
-import warnings
+import zipfile
 
 import keras
+import numpy as np
 
 from tf_capsops import data, inq
-from tf_capsops.cli import callbacks, evaluation, networks, pipeline, runs, train
+from tf_capsops.cli import (
+    callbacks,
+    coded_networks,
+    networks,
+    pipeline,
+    runs,
+    train,
+)
 from tf_capsops.cli.callbacks import counted
+from tf_capsops.cli.step_log import Accuracy, StepLog
 from tf_capsops.errors import INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.inq import activations
-from tf_capsops.inq.kernels import channel_axes, layers_and_kernels, layers_in
+from tf_capsops.inq.kernels import layers_in
 from tf_capsops.layers.coded import holds_codes
 
 CODES = "codes.keras"
 REPORT = "report.json"
-_CALIBRATION = 256  # images
 
 
 def run(args):
@@ -55,13 +66,12 @@ def run(args):
     learning_rate = args.learning_rate or trained["learning_rate"]
     batch_size = args.batch_size or trained["batch_size"]
     distortion = trained["distortion"]
-    with reported(ValueError):
-        steps = inq.IncrementalQuantization(
-            *(model, args.bits, fractions, epochs_per_step),
-            **{name: getattr(args, name) for name in recipes.QUANTIZED_WITH},
-        )
+    options = {name: getattr(args, name) for name in recipes.QUANTIZED_WITH}
+    steps = _callback(model, args.bits, fractions, epochs_per_step, options)
     with reported(Exception):  # whatever a model of somebody else's may raise
-        rounded, float_bytes = rehearsed(model, steps, args.routing_bits, dataset.train)
+        rounded, float_bytes = coded_networks.rehearsed(
+            model, steps, args.routing_bits, dataset.train
+        )
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
     batches = runs.steps(len(dataset.train), batch_size, trained["steps_per_epoch"])
@@ -74,7 +84,7 @@ def run(args):
         **_recipe(source, args, repeatable["seed"]),
         "source": str(source.resolve()),
         "bits": args.bits,
-        **{name: getattr(args, name) for name in recipes.QUANTIZED_WITH},
+        **options,
         "routing_bits": args.routing_bits,
         "steps": fractions,
         "epochs_per_step": epochs_per_step,
@@ -90,11 +100,6 @@ def run(args):
     }
     name = config["recipe"]
     config["changed"] = name and train.changes(name, config)
-    images = pipeline.training_batches(
-        *(dataset.train, batch_size, distortion),
-        *(repeatable["seed"], trained["class_weight"]),
-        num_classes=dataset.num_classes,
-    )
     wanted = args.output or runs.ROOT / f"quantize-{dataset.name}"
     directory = runs.create(wanted)
     with runs.in_use(directory):
@@ -113,52 +118,155 @@ def run(args):
             f"all weights quantized at once, without training: {at_once}",
             flush=True,
         )
-        log = StepLog(steps, dataset, sys.stdout.isatty())
-        clock, history = callbacks.Clock(), keras.callbacks.History()
-        with callbacks.Hold() as hold:
-            try:
-                with reported(ValueError):
-                    seconds, stopped = hold.fit(
-                        model,
-                        images,
-                        epochs=epochs,
-                        steps=batches,
-                        # Used only to show the progress.
-                        validation_data=dataset.test.batches(256),
-                        callbacks=[history, clock, steps, log],
-                        part=part,
-                    )
-            finally:
-                _keep(directory, model, history)
-            if stopped:
-                fixed = (0, *steps.steps)[steps.steps_taken]
-                print(
-                    f"{callbacks.where(history.history, epochs, seconds)}, with "
-                    f"{fixed:.1%} of the weights quantized; these files stay, but "
-                    "quantize cannot go on from them"
+        report = {
+            "data": dataset.name,
+            "part": part,
+            "images": len(dataset.test),
+            "bits": args.bits,
+            "activation_bits": args.activation_bits,
+            "routing_bits": args.routing_bits,
+            "seconds": 0.0,
+            "wrong_before": before.wrong,
+            "wrong_quantized_at_once": at_once.wrong,
+            "steps": [],
+            "bytes_of_file": {"float": float_bytes},
+        }
+        return _fit(model, dataset, directory, config, distortion, steps, report)
+
+
+def resume(directory, epoch, path):
+    """Goes on with a run that was stopped or killed. Returns the exit status.
+
+    Args:
+      directory: the run's.
+      epoch: how many epochs it was trained.
+      path: of its checkpoint of then.
+    """
+    config = {**runs.read_config(directory), **runs.read_training(directory)}
+    model, dataset, _ = networks.open_model(path, training=True)
+    dataset = pipeline.held_out(dataset, config["validation"])
+    state, report = _saved(path)
+    try:
+        bits, fractions = config["bits"], config["steps"]
+        options = {name: config[name] for name in recipes.QUANTIZED_WITH}
+        steps = _callback(model, bits, fractions, config["epochs_per_step"], options)
+        networks.seed_everything(config["seed"], config["deterministic"])
+    except KeyError as error:
+        raise CommandError(f"{directory / runs.CONFIG} has no {error}") from error
+    with reported(ValueError):
+        steps.resume(state)
+    history = runs.read_history(directory, epoch)
+    with runs.in_use(directory):
+        if runs.newest_checkpoint(directory) != (epoch, path):
+            raise CommandError(f"another process has trained {directory} meanwhile")
+        print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
+        return _fit(
+            *(model, dataset, directory, config, config["distortion"]),
+            *(steps, report, epoch, history),
+        )
+
+
+def _saved(path):
+    """Returns the state of quantization at a checkpoint, and its report so far."""
+    path = runs.checkpoint_state(path)
+    errors = OSError, ValueError, KeyError, zipfile.BadZipFile
+    try:
+        with np.load(path) as arrays:
+            state = dict(arrays)
+        return state, json.loads(str(state.pop("report")))
+    except errors as error:
+        raise CommandError(f"cannot read {path}: {error}") from error
+
+
+def _callback(model, bits, fractions, epochs_per_step, options):
+    with reported(ValueError):
+        return inq.IncrementalQuantization(
+            *(model, bits, fractions, epochs_per_step), **options
+        )
+
+
+def _fit(
+    model,
+    dataset,
+    directory,
+    config,
+    distortion,
+    steps,
+    report,
+    epoch=0,
+    history=None,
+):
+    """Trains, saves and reports.
+
+    Args:
+      model: as it is compiled.
+      dataset: what to train it on, and to judge it by.
+      directory: the run's, where everything goes.
+      config: what its `config.json` has.
+      distortion: a `presets.Distortion` of the training images.
+      steps: the `IncrementalQuantization`.
+      report: what `report.json` has, as far as it is known.
+      epoch: how many epochs were trained before.
+      history: of these, as a Keras `History` has it.
+
+    Returns:
+      The exit status.
+    """
+    epochs, batch_size = config["epochs"], config["batch_size"]
+    images = pipeline.training_batches(
+        *(dataset.train, batch_size, distortion),
+        *(config["seed"], config["class_weight"], epoch),
+        num_classes=dataset.num_classes,
+    )
+    log = StepLog(steps, dataset, report["steps"], sys.stdout.isatty())
+    clock = callbacks.Clock()
+    before = report["seconds"]
+
+    def state():
+        so_far = {**report, "seconds": before + sum(clock.seconds)}
+        return {**steps.state(), "report": np.array(json.dumps(so_far))}
+
+    history, now = history or {}, keras.callbacks.History()
+    saved = callbacks.Checkpoints(directory, history, state)
+    draws = callbacks.Draws(config["seed"])
+    with callbacks.Hold() as hold:
+        try:
+            with reported(ValueError):
+                seconds, stopped = hold.fit(
+                    model,
+                    images,
+                    epochs=epochs,
+                    steps=runs.steps(
+                        len(dataset.train), batch_size, config["steps_per_epoch"]
+                    ),
+                    initial_epoch=epoch,
+                    # Used only to show the progress.
+                    validation_data=dataset.test.batches(256),
+                    callbacks=[now, clock, draws, steps, log, saved],
+                    part=report["part"],
                 )
-                return INTERRUPTED
-            report = {
-                "data": dataset.name,
-                "part": part,
-                "images": len(dataset.test),
-                "bits": args.bits,
-                "activation_bits": args.activation_bits,
-                "routing_bits": args.routing_bits,
-                "seconds": seconds,
-                "wrong_before": before.wrong,
-                "wrong_quantized_at_once": at_once.wrong,
-                "steps": log.records,
-                "bytes_of_file": {"float": float_bytes},
-            }
-            try:
-                _finish(model, dataset, directory, steps, clock, before, report)
-            except Exception as error:  # of whatever kind: the training is not lost
-                text = " ".join(str(error).split()) or type(error).__name__
-                raise CommandError(
-                    f"the quantized network is in {directory / runs.MODEL}, but "
-                    f"converting and measuring it failed: {text}"
-                ) from error
+        finally:
+            for name, values in now.history.items():
+                history[name] = [*history.get(name, []), *values]
+            _keep(directory, model, history)
+        report["seconds"] = before + seconds
+        if stopped:
+            fixed = (0, *steps.steps)[steps.steps_taken]
+            where = callbacks.where(history, epochs, seconds)
+            said = f"{where}, with {fixed:.1%} of the weights quantized"
+            if runs.newest_checkpoint(directory)[1]:
+                said += f"; `tf-capsops quantize --resume {directory}` goes on"
+            print(said)
+            return INTERRUPTED
+        try:
+            _finish(model, dataset, directory, steps, clock, report)
+        except Exception as error:  # of whatever kind: the training is not lost
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise CommandError(
+                f"the quantized network is in {directory / runs.MODEL}, but "
+                f"converting and measuring it failed: {text}"
+            ) from error
+        runs.remove_checkpoints(directory)
     return 0
 
 
@@ -166,7 +274,7 @@ def _keep(directory, model, history):
     """Saves what has been trained, and says where it is."""
     with reported(OSError):
         model.save(directory / runs.MODEL)
-        runs.write_json(directory / runs.HISTORY, history.history)
+        runs.write_json(directory / runs.HISTORY, history)
     print(
         f"\nwrote {directory}: {runs.MODEL}, {runs.CONFIG}, {runs.HISTORY}", flush=True
     )
@@ -192,17 +300,22 @@ def _recipe(source, args, seed):
     return {"recipe": name, "trained": {key: own.get(key) for key in fixed}}
 
 
-def _finish(model, dataset, directory, steps, clock, before, report):
+def _finish(model, dataset, directory, steps, clock, report):
     """Converts the quantized model, measures, adds to the report, and prints it."""
-    bare = bare_copy(model)  # computes in floating point, as the file does
+    bare = coded_networks.bare_copy(model)  # computes in floating point, as its file
+    before = Accuracy(report["wrong_before"], report["images"])
     after = Accuracy.of(bare, dataset)
     activations.move(model, bare)
     routing_bits = report["routing_bits"]
-    layers = inq.report(bare, **_conversion(steps), routing_bits=routing_bits)
-    with_codes = converted(bare, steps)
+    layers = inq.report(
+        bare, **coded_networks.conversion(steps), routing_bits=routing_bits
+    )
+    with_codes = coded_networks.converted(bare, steps)
     if routing_bits:
-        images = _calibration_images(dataset.train)
-        with_codes = _routing_in_few_bits(with_codes, routing_bits, images)
+        images = coded_networks.calibration_images(dataset.train)
+        with_codes = coded_networks.routing_in_few_bits(
+            with_codes, routing_bits, images
+        )
     with_codes.save(directory / CODES)
     counts = [each.mask.size for each in steps.kernels]
     report["wrong_after"] = after.wrong
@@ -214,8 +327,8 @@ def _finish(model, dataset, directory, steps, clock, before, report):
         "packed": sum(-(-count * steps.bits // 8) for count in counts),
     }
     report["bytes_in_memory"] = {
-        "float": _bytes_in_memory(bare),
-        "codes": _bytes_in_memory(with_codes),
+        "float": coded_networks.bytes_in_memory(bare),
+        "codes": coded_networks.bytes_in_memory(with_codes),
     }
     for key, name in {"model": runs.MODEL, "codes": CODES}.items():
         report["bytes_of_file"][key] = (directory / name).stat().st_size
@@ -230,63 +343,9 @@ def _finish(model, dataset, directory, steps, clock, before, report):
         f"after: {part} accuracy {after}; it was {before}\n"
         f"with codes, {_words(steps, routing_bits)}: {coded}\n"
         f"{layers}\n"
-        f"{sizes(report)}\n"
+        f"{coded_networks.sizes(report)}\n"
         f"wrote {directory}: {CODES}, {REPORT}, {runs.RESULT}"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Accuracy:
-    """The number of images, not trained on, that a model gets wrong."""
-
-    wrong: int
-    images: int
-
-    @classmethod
-    def of(cls, model, dataset):
-        labels = evaluation.scores(model, dataset.test).argmax(axis=1)
-        return cls(int((labels != dataset.test.labels).sum()), len(labels))
-
-    def __str__(self):
-        return f"{1 - self.wrong / self.images:.2%} ({self.wrong} wrong)"
-
-
-class StepLog(keras.callbacks.Callback):
-    """Prints and keeps the accuracy at each step, before training goes on.
-
-    In the list of callbacks it must follow the `IncrementalQuantization`.
-
-    Attributes:
-      records: for each step a dict of the fraction and of how many images were
-        wrong, right after the step and before the next one.
-    """
-
-    def __init__(self, steps, dataset, interactive):
-        super().__init__()
-        self.records = []
-        self._steps = steps
-        self._dataset = dataset
-        self._interactive = interactive
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if self._steps.steps_taken == len(self.records):
-            return
-        wrong = Accuracy.of(self.model, self._dataset)
-        fraction = self._steps.steps[len(self.records)]
-        self.records.append({"fraction": fraction, "wrong": wrong.wrong})
-        if self._interactive and epoch > 0:
-            print()  # the line of the progress bar is not at its end
-        step, steps = len(self.records), len(self._steps.steps)
-        print(
-            f"step {step} of {steps}, {fraction:.1%} of the weights quantized: {wrong}",
-            flush=True,
-        )
-
-    def on_epoch_end(self, epoch, logs=None):
-        if (epoch + 1) % self._steps.epochs_per_step:
-            return
-        wrong = Accuracy.of(self.model, self._dataset)
-        self.records[-1]["wrong_after_training"] = wrong.wrong
 
 
 def recompile(model, learning_rate, steps):
@@ -298,100 +357,9 @@ def recompile(model, learning_rate, steps):
     model.compile_from_config({**model.get_compile_config(), "optimizer": optimizer})
 
 
-def rehearsed(model, steps, routing_bits, samples):
-    """Does with a copy what is done after training, to see whether it can be done.
-
-    Returns:
-      The copy, without a loss, with all weights quantized at once, and activations and
-      routing rounded if they will be; and the bytes of its file in floating point.
-
-    Raises:
-      ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
-    """
-    copy = bare_copy(model)
-    for layer, kernel in layers_and_kernels(copy):
-        axes = channel_axes(layer, kernel) if steps.per_channel else ()
-        kernel.assign(inq.quantize(kernel, steps.bits, axes=axes))
-    images = None
-    if steps.activation_bits or routing_bits:
-        images = _calibration_images(samples)
-    with_codes = converted(copy, steps, images if steps.activation_bits else None)
-    if routing_bits:
-        with_codes = _routing_in_few_bits(with_codes, routing_bits, images)
-    file_size(with_codes)
-    return copy if images is None else with_codes, file_size(copy)
-
-
-def _calibration_images(samples):
-    images, _ = next(iter(samples.batches(_CALIBRATION)))
-    return images
-
-
-def _routing_in_few_bits(model, bits, images):
-    """A copy of a model with codes; its activations keep their ranges."""
-    options = {"all_kinds": True, "routing_bits": bits}
-    return _without_warning(model, **options, calibration=images)
-
-
-def converted(model, steps, calibration=None):
-    """What `tf_capsops.inq.convert` returns for a training."""
-    return _without_warning(model, **_conversion(steps), calibration=calibration)
-
-
-def _without_warning(model, **options):
-    """Calls `tf_capsops.inq.convert`.
-
-    The command prints the table of layers, which says the same as its warning.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "convert: ")
-        return inq.convert(model, **options)
-
-
-def _conversion(steps):
-    """The arguments of `convert` and `report` that go with a training."""
-    names = "bits", "per_channel", "activation_bits"
-    return {"all_kinds": True, **{name: getattr(steps, name) for name in names}}
-
-
 def _words(steps, routing_bits):
     """The bits of all numbers, as in `5 bits, activations to 8, routing to 4`."""
     words = [f"{steps.bits} bits"]
     rounded = {"activations": steps.activation_bits, "routing": routing_bits}
     words += [f"{name} to {bits}" for name, bits in rounded.items() if bits]
     return ", ".join(words)
-
-
-def bare_copy(model):
-    """A copy without loss and optimizer, whose state would be saved too."""
-    copy = type(model).from_config(model.get_config())
-    copy.set_weights(model.get_weights())
-    return copy
-
-
-def file_size(model):
-    """The bytes of the model's `.keras` file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "model.keras"
-        model.save(path)
-        return path.stat().st_size
-
-
-def _bytes_in_memory(model):
-    return sum(math.prod(v.shape) * v.value.dtype.size for v in model.weights)
-
-
-def sizes(report):
-    """Four lines about the sizes in a report."""
-    weights, files = report["bytes_of_weights"], report["bytes_of_file"]
-    memory = report["bytes_in_memory"]
-    return (
-        f"{report['weights']:,} quantized weights: {weights['float32']:,} bytes as "
-        f"float32, {weights['packed']:,} packed ({report['bits']} bits each)\n"
-        f"model.keras: {files['model']:,} bytes with the optimizer's state, "
-        f"{files['float']:,} without it\n"
-        f"codes.keras: {files['codes']:,} bytes without an optimizer, with codes: "
-        f"{files['codes'] / files['float']:.1%} of that\n"
-        f"all weights in memory: {memory['codes']:,} bytes with codes, "
-        f"{memory['float']:,} without"
-    )

@@ -17,9 +17,8 @@ def add_arguments(parser):
         "--bits",
         type=int,
         choices=range(2, 9),
-        default=5,
         metavar="2..8",
-        help="bits of a weight (default: %(default)s)",
+        help="bits of a weight (default: 5)",
     )
     for name, text in (
         ("activation", "what layers read and capsules give, also in the training"),
@@ -34,13 +33,15 @@ def add_arguments(parser):
         )
     parser.add_argument(
         "--per-channel",
-        action="store_true",
+        action="store_const",
+        const=True,
         help="give each output channel of a kernel its own code book, which helps with "
         "few bits",
     )
     parser.add_argument(
         "--straight-through",
-        action="store_true",
+        action="store_const",
+        const=True,
         help="train quantized weights from code to code after the last step, and take "
         "one by default; helps with 3 bits and fewer",
     )
@@ -65,6 +66,7 @@ def add_arguments(parser):
     options.add_seed(parser)
     options.add_nondeterministic(parser)
     options.add_output(parser, "quantize-DATA")
+    options.add_resume(parser)
 
 
 def check(args):
@@ -78,4 +80,7 @@ def run(args):
     """Quantizes, saves and reports. Returns the exit status."""
     from tf_capsops.cli import quantization
 
+    args.bits = args.bits or 5
+    args.per_channel = bool(args.per_channel)
+    args.straight_through = bool(args.straight_through)
     return quantization.run(args)

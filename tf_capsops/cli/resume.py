@@ -1,6 +1,9 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Goes on with a training that was stopped or killed: `tf-capsops train --resume`."""
+"""Goes on with a run that was stopped or killed: `train --resume`, `quantize --resume`.
+
+Either command takes runs of both.
+"""
 
 import os
 import pathlib
@@ -28,6 +31,10 @@ def run(args):
 
     directory = pathlib.Path(args.resume)
     epoch, path = _checkpoint(directory)
+    if _is_quantized(runs.read_config(directory)):
+        from tf_capsops.cli import quantization
+
+        return quantization.resume(directory, epoch, path)
     config = {**runs.read_training(directory), **runs.read_execution(directory)}
     history = runs.read_history(directory, epoch)
     networks.require_library()
@@ -56,6 +63,11 @@ def run(args):
         print(f"{directory}: {begins} of {config['epochs']}", flush=True)
         distortion = config["distortion"]
         return training.fit(model, dataset, place, config, distortion, epoch, history)
+
+
+def _is_quantized(config):
+    """Whether `config.json` is that of a run of `quantize`."""
+    return "source" in config
 
 
 def _data(directory):
@@ -87,12 +99,12 @@ def _checkpoint(directory):
     config, files = runs.read_config(directory), {*os.listdir(directory)}
     if not config:
         said = f"it is no run, without {runs.CONFIG} and checkpoints"
-    elif "source" in config:
-        said = "quantize cannot go on: start it again"
+    elif _is_quantized(config) and runs.MODEL not in files:
+        said = "it was stopped in its first epoch: quantize again"
     elif runs.RESULT in files or files >= {runs.MODEL, runs.HISTORY}:
         said = "it is trained"
     elif runs.MODEL in files:
-        said = "it was stopped in its first epoch: train again"
+        said = "it was stopped in its first epoch: start again"
     elif config.keys() >= _NETWORK:
         return 0, None
     else:

@@ -149,10 +149,21 @@ def newest_checkpoint(directory):
     return max(checkpoints(directory).items(), default=(0, None))
 
 
+def checkpoint_state(path):
+    """Returns the file of what is saved with a checkpoint beside the model."""
+    return path.with_suffix(".npz")
+
+
+def remove_checkpoint(path):
+    """Removes a checkpoint, and what was saved with it."""
+    path.unlink()
+    checkpoint_state(path).unlink(missing_ok=True)
+
+
 def remove_checkpoints(directory):
     """Removes a run's checkpoints, and what a kill left of files in writing."""
-    partial = (directory / name for name in (PARTIAL_HISTORY, PARTIAL_MODEL))
-    for path in (*checkpoints(directory).values(), *partial):
+    left = (PARTIAL_HISTORY, PARTIAL_MODEL, "checkpoint-*.keras", "checkpoint-*.npz")
+    for path in [path for name in left for path in directory.glob(name)]:
         path.unlink(missing_ok=True)
 
 

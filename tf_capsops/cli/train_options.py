@@ -15,12 +15,7 @@ def add_arguments(parser):
     _add_distortions(parser.add_argument_group("random changes of training images"))
     _add_execution(parser.add_argument_group("execution"))
     options.add_output(parser, "RECIPE or runs/DATA")
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="go on with a run that was stopped or killed, from its directory, with "
-        "the arguments that it was given",
-    )
+    options.add_resume(parser)
 
 
 def _add_data(group):

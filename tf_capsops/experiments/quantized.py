@@ -23,7 +23,7 @@ def check(args):
 def run(args):
     """Quantizes as a recipe has it, after the network's own training.
 
-    A training that was stopped goes on; the quantization itself always starts again.
+    A training that was stopped goes on. `resume` does so for a quantization.
 
     Raises:
       CommandError: if another process is training the network.

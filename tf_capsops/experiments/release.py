@@ -10,7 +10,7 @@ import zipfile
 import keras
 import numpy as np
 
-from tf_capsops.cli import quantization, runs
+from tf_capsops.cli import coded_networks, quantization, runs
 from tf_capsops.errors import make_directory, reported
 from tf_capsops.experiments import recipes, results
 from tf_capsops.models.pretrained import MANIFEST
@@ -68,7 +68,7 @@ def _write(folder, name, entry, run, half):
     if recipe.bits:
         shutil.copy(run / quantization.CODES, path)
     else:
-        model = quantization.bare_copy(keras.saving.load_model(run / runs.MODEL))
+        model = coded_networks.bare_copy(keras.saving.load_model(run / runs.MODEL))
         if half:
             model.set_weights([_rounded(each) for each in model.get_weights()])
         model.save(path)

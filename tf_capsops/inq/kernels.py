@@ -110,6 +110,45 @@ class PartlyFixedKernel:
         """The quantized part of the weights, from 0 to 1."""
         return float(self.mask.mean()) if self.mask.size else 1.0
 
+    def state(self):
+        """Returns what `resume` needs beside the weights, a dict of arrays."""
+        latent = self._latent
+        if isinstance(self._constraint, _StraightThrough):
+            _, latent = self._constraint.state(self._values.dtype)
+        state = {
+            "mask": self.mask,
+            "has_exponent": self._has_exponent,
+            "trains_codes": self._trains_codes,
+            "top_exponent": self.top_exponent,
+            "latent": latent,
+        }
+        return {
+            name: np.asarray(value)
+            for name, value in state.items()
+            if value is not None
+        }
+
+    def resume(self, state):
+        """Goes on from a `state`, with the weights that the kernel had then.
+
+        Raises:
+          KeyError: The state is incomplete.
+          ValueError: It is of a kernel of another shape.
+        """
+        if state["mask"].shape != self.mask.shape:
+            raise ValueError(
+                f"IncrementalQuantization: the state to resume has a kernel of shape "
+                f"{state['mask'].shape}, and {self.variable.path} has {self.mask.shape}"
+            )
+        self.mask = state["mask"]
+        self._has_exponent = state["has_exponent"]
+        self._trains_codes = bool(state["trains_codes"])
+        top = state.get("top_exponent")
+        self.top_exponent = top if top is None or top.ndim else int(top)
+        if self._latent is not None:
+            self._latent = state["latent"]
+        self._values = np.where(self.mask, self.variable.numpy(), self._values)
+
     def fix(self, fraction):
         """Quantizes the largest free weights until this fraction of all is fixed.
 

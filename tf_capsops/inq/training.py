@@ -6,6 +6,7 @@ import numbers
 import warnings
 
 import keras
+import numpy as np
 
 from tf_capsops.arguments import boolean, positive_int
 from tf_capsops.codes import checked_bits
@@ -45,9 +46,10 @@ class IncrementalQuantization(keras.callbacks.Callback):
     `restore_best_weights`, must come before this one in the list.
 
     A further `fit` with the same callback continues where the last one ended: no step
-    is taken twice. If training ends before the last step, as `EarlyStopping` may have
-    it, a warning says so. A `fit` without the callback trains all weights again, unless
-    an exception ended the `fit` before it.
+    is taken twice. `state` and `resume` go on in another process. If training ends
+    before the last step, as `EarlyStopping` may have it, a warning says so. A `fit`
+    without the callback trains all weights again, unless an exception ended the `fit`
+    before it.
 
     With `activation_bits` the model computes as `convert(activation_bits=...)` makes
     it compute, while it trains and afterwards: `tf_capsops.layers.FakeQuant` rounds
@@ -134,6 +136,87 @@ class IncrementalQuantization(keras.callbacks.Callback):
         self.steps_taken = 0
         self._epochs_trained = 0
         self._is_first_epoch = False
+        self._resumed = None
+
+    def state(self):
+        """Returns what `resume` needs beside the model.
+
+        Returns:
+          A dict of NumPy arrays, for `np.savez`, as of the end of an epoch: which
+          weights are quantized, code books, latent weights and ranges of activations.
+        """
+        state = {"progress": np.array([self._epochs_trained, self.steps_taken])}
+        for number, kernel in enumerate(self.kernels):
+            for name, value in kernel.state().items():
+                state[f"kernel_{number}_{name}"] = value
+        for name, fake in self._ranges():
+            state[name] = np.array(
+                [*map(keras.ops.convert_to_numpy, (fake.lo, fake.hi))]
+            )
+        return state
+
+    def resume(self, state):
+        """Has the next `fit` go on from a `state` of another callback.
+
+        The model must have the weights that it had then, as its file has, and the
+        callback the same arguments. `fit` takes the number of epochs that were trained
+        as its `initial_epoch`.
+
+        Args:
+          state: What `state` returned, also as `np.load` returns it.
+
+        Raises:
+          ValueError: This callback has trained already. In `fit`: the state is that of
+            another model or of other arguments.
+
+        >>> layers = [keras.Input([4]), keras.layers.Dense(3)]
+        >>> model = keras.Sequential(layers)
+        >>> model.compile("sgd", "mse")
+        >>> quantized = tf_capsops.inq.IncrementalQuantization(model, steps=(0.5, 1.0))
+        >>> images, targets = np.ones([8, 4]), np.ones([8, 3])
+        >>> _ = model.fit(images, targets, epochs=2, verbose=0, callbacks=[quantized])
+        >>> state = quantized.state()
+        >>> quantized = tf_capsops.inq.IncrementalQuantization(model, steps=(0.5, 1.0))
+        >>> quantized.resume(state)
+        >>> _ = model.fit(images, targets, initial_epoch=2, epochs=3, verbose=0,
+        ...               callbacks=[quantized])
+        >>> quantized.steps_taken
+        2
+        """
+        if self.kernels:
+            raise ValueError(
+                "IncrementalQuantization: resume must come before the first fit"
+            )
+        self._resumed = dict(state)
+
+    def _resume(self, state):
+        try:
+            for number, kernel in enumerate(self.kernels):
+                prefix = f"kernel_{number}_"
+                kernel.resume(
+                    {
+                        name.removeprefix(prefix): value
+                        for name, value in state.items()
+                        if name.startswith(prefix)
+                    }
+                )
+            for name, fake in self._ranges():
+                fake.lo.assign(state[name][0])
+                fake.hi.assign(state[name][1])
+            self._epochs_trained, self.steps_taken = map(int, state["progress"])
+        except KeyError as error:
+            raise ValueError(
+                f"IncrementalQuantization: the state to resume has no {error}: it is "
+                "of another model or of other arguments"
+            ) from error
+
+    def _ranges(self):
+        """Yields the `FakeQuant`s that round activations, each with a name."""
+        for number, simulated in enumerate(self._simulated):
+            for side, fakes in zip(("input", "output"), simulated.learned.sides):
+                for place, fake in enumerate(fakes):
+                    if fake is not None:
+                        yield f"{side}_{number}_{place}", fake
 
     def on_train_begin(self, logs=None):
         if not self.kernels:
@@ -154,6 +237,9 @@ class IncrementalQuantization(keras.callbacks.Callback):
         with self.model.distribute_strategy.scope():
             if self.activation_bits and not self._simulated:
                 self._simulated = simulate(self._roots, self.activation_bits)
+            if self._resumed:
+                self._resume(self._resumed)
+                self._resumed = None
             for kernel in self.kernels:
                 kernel.hold(self.params)
         for simulated in self._simulated:
