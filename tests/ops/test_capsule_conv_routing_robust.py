@@ -15,7 +15,7 @@ from descriptions.capsule_conv_routing import OP
 import tf_capsops
 
 _LARGE = ["bands", "bands_strided", "bands_up", "images", "slices", "slices_up"]
-_LARGE += ["tiles_straight", "tiles_gaps", "tiles_wide", "tiles_up"]
+_LARGE += ["tiles_direct", "tiles_gaps", "tiles_wide", "tiles_up"]
 
 
 def _of_case(name, dtype):

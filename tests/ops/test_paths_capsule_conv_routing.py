@@ -31,7 +31,7 @@ CASES = (
 PRODUCTS = (
     *("rows", "rows_up"),
     *("windows", "windows_whole", "windows_volume", "windows_volume_up"),
-    *("tiles_straight", "tiles_gaps", "tiles_wide", "tiles_up"),
+    *("tiles_direct", "tiles_gaps", "tiles_wide", "tiles_up"),
 )
 
 if paths.WITH_GPU:

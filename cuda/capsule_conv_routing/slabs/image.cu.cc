@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Adds a slab's gradient of the image, by rows of votes times weights, in three ways:
-//   straight  windows have one tap across, no stride and no padding, so position n of
-//             the votes is position n of the image: a TMA reduction adds the products
-//   tiles     the products of all taps across are added up in shared memory first. A
-//             tile has whole pixels of a row of the votes. Image pixels that the next
-//             tile reaches as well, its edge, are added by another kernel, so that each
-//             pixel is always added to in the same order.
-//   copies    products are stored in an unfolded copy, with taps across and of depth as
-//             channels, which copies.h adds. This serves volumes and very wide windows.
+//   direct  windows have one tap across, no stride and no padding, so position n of the
+//           votes is position n of the image: a TMA reduction adds the products
+//   tiles   the products of all taps across are added up in shared memory first. A tile
+//           has whole pixels of a row of the votes. Its halo, the image pixels that it
+//           shares with the next tile, is added by another kernel, so that each pixel
+//           is always added to in the same order.
+//   copies  products are stored in an unfolded copy, with taps across and of depth as
+//           channels, which copies.h adds. This serves volumes and very wide windows.
 #include <algorithm>
 #include <cstdint>
 
@@ -28,23 +28,23 @@ constexpr int kRoundColumns = 80, kPitch = 88;
 // Epilogue of tiles, and kernel parameters.
 struct AddPixels {
   static constexpr int kBytes = kTileRows * kPitch * sizeof(float);
-  float *image, *edges;
+  float *image, *halos;
   int dim, types, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
   // If a pixel of the votes reaches one of the image by some tap, the one x_back to its
   // left does so x_every taps later.
   int x_every, x_back;
   // A tile has tile_pixels pixels of a row of the votes. Its own image pixels begin
-  // `apart` after those of the tile before. It also reaches the first `edge` of the
+  // tile_step after those of the tile before. It also reaches the first `halo` of the
   // next tile's.
-  int tile_pixels, apart, edge;
+  int tile_pixels, tile_step, halo;
   int tile_channels, round_channels;
   Divisor by_quads, by_types, by_stride;
 
   // For windows that MayFit().
   AddPixels(const Problem& p, const Phase& phase)
       : image(nullptr),
-        edges(nullptr),
+        halos(nullptr),
         dim(static_cast<int>(p.in_dim)),
         types(static_cast<int>(p.types)),
         width(static_cast<int>(p.in_width)),
@@ -56,8 +56,8 @@ struct AddPixels {
         x_every(x_stride / static_cast<int>(Gcd(x_stride, x_dilation))),
         x_back(x_every * x_dilation / x_stride),
         tile_pixels(std::max(kTileRows / types, 1)),
-        apart(tile_pixels * x_stride),
-        edge(std::max((x_taps - 1) * x_dilation + 1 - x_stride, 0)),
+        tile_step(tile_pixels * x_stride),
+        halo(std::max((x_taps - 1) * x_dilation + 1 - x_stride, 0)),
         by_types(types),
         by_stride(x_stride) {
     const auto even = [](int all, int parts) {
@@ -76,15 +76,15 @@ struct AddPixels {
     return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
   }
   // Whether no tile reaches past the next one, and Divisor takes the numbers of items.
-  bool Fits() const { return edge <= apart && items() < 65536; }
+  bool Fits() const { return halo <= tile_step && items() < 65536; }
   // The (pixel, type, 4 channels) that a tile adds to in a round.
   __host__ __device__ int items() const {
-    return (apart + edge) * types * (round_channels / 4);
+    return (tile_step + halo) * types * (round_channels / 4);
   }
-  // The numbers of an edge, and of all edges.
-  __host__ __device__ int64_t EdgeSize() const { return int64_t{edge} * types * dim; }
-  int64_t Edges(const RowProduct& w) const {
-    return int64_t{w.frames} * w.read_rows * (w.across - 1) * EdgeSize();
+  // The numbers of a halo, and of all halos.
+  __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
+  int64_t Halos(const RowProduct& w) const {
+    return int64_t{w.frames} * w.read_rows * (w.across - 1) * HaloSize();
   }
 
   template <int kProducts>
@@ -118,14 +118,14 @@ struct AddPixels {
   }
 
   // Adds up the products of a round, of channels from `first` on up to `end`. Adds the
-  // sums to the image, or stores those of the next tile's pixels in `edges`.
+  // sums to the image, or stores those of the next tile's pixels in `halos`.
   __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
                            int first, int end) const {
     const bool last = tile.across == w.across - 1;
     const int64_t line = int64_t{tile.frame} * w.read_rows + tile.row;
     float* const row = image + line * width * types * dim;
-    float* const tile_edge = edges + (line * (w.across - 1) + tile.across) * EdgeSize();
-    const int left = tile.across * apart - x_pad;
+    float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
+    const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
     const int step = x_every * round_channels - x_back * types * kPitch;
     for (int n = threadIdx.x; n < items(); n += kConsumers) {
@@ -133,7 +133,7 @@ struct AddPixels {
       const int pixel = by_types.Split(by_quads.Split(n, &quad), &type);
       const int x = left + pixel, channel = first + quad * 4;
       if (x < 0 || x >= width || channel >= end) continue;
-      const bool on_edge = !last && pixel >= apart;
+      const bool in_halo = !last && pixel >= tile_step;
       int tap = 0, from = pixel;
       if (x_stride > 1) {
         // The first tap of which `pixel - tap * x_dilation` is a multiple of x_stride.
@@ -148,7 +148,7 @@ struct AddPixels {
           --from;
         }
         if (rest != 0) {
-          if (!on_edge) continue;
+          if (!in_halo) continue;
           tap = x_taps;
         }
       }
@@ -160,15 +160,17 @@ struct AddPixels {
         const float4 added = *reinterpret_cast<const float4*>(at);
         sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
       }
-      if (on_edge) {
+      if (in_halo) {
         *reinterpret_cast<float4*>(
-            tile_edge + int64_t{(pixel - apart) * types + type} * dim + channel) = sum;
+            tile_halo + int64_t{(pixel - tile_step) * types + type} * dim + channel) =
+            sum;
       } else {
         AddToGlobal(row + int64_t{x * types + type} * dim + channel, sum);
       }
     }
   }
 
+  // Subnormal numbers become zeros.
   __device__ static void AddToGlobal(float* to, const float4& sum) {
     asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
                      __cvta_generic_to_global(to)),
@@ -177,22 +179,22 @@ struct AddPixels {
   }
 };
 
-constexpr int kEdgeThreads = 256;
+constexpr int kHaloThreads = 256;
 
-// Adds edges to the image: `quads` times four numbers, of `between` tiles of each row,
+// Adds halos to the image: `quads` times four numbers, of `between` tiles of each row,
 // all but the last.
-__global__ void __launch_bounds__(kEdgeThreads)
-    AddEdgesKernel(const AddPixels p, int between, int quads) {
+__global__ void __launch_bounds__(kHaloThreads)
+    AddHalosKernel(const AddPixels p, int between, int quads) {
   GridDependencySynchronize();
-  for (int n = blockIdx.x * kEdgeThreads + threadIdx.x; n < quads;
-       n += gridDim.x * kEdgeThreads) {
+  for (int n = blockIdx.x * kHaloThreads + threadIdx.x; n < quads;
+       n += gridDim.x * kHaloThreads) {
     Digits<int> digits(n);
     const int element = digits.Next(p.types * p.dim / 4) * 4;
-    const int pixel = digits.Next(p.edge);
+    const int pixel = digits.Next(p.halo);
     const int tile = digits.Next(between);
-    const int x = (tile + 1) * p.apart - p.x_pad + pixel;
+    const int x = (tile + 1) * p.tile_step - p.x_pad + pixel;
     if (x < 0 || x >= p.width) continue;
-    const float4 added = reinterpret_cast<const float4*>(p.edges)[n];
+    const float4 added = reinterpret_cast<const float4*>(p.halos)[n];
     auto& to = *reinterpret_cast<float4*>(
         p.image + (int64_t{digits.rest} * p.width + x) * p.types * p.dim + element);
     float4 sum = to;
@@ -202,14 +204,14 @@ __global__ void __launch_bounds__(kEdgeThreads)
 }
 
 // Whether all phases may be added in the first or second way.
-bool IsStraight(const Problem& p) {
+bool IsDirect(const Problem& p) {
   return AllPhases(p, [&](const Phase& phase) {
     const AxisPhase& x = phase.x;
     return ReadsFrames(p, phase.depth) && x.taps == 1 && x.stride == 1 && x.pad == 0;
   });
 }
 bool AddsInTiles(const Problem& p) {
-  return p.in_dim % 8 == 0 && p.types <= kTileRows / 2 && !IsStraight(p) &&
+  return p.in_dim % 8 == 0 && p.types <= kTileRows / 2 && !IsDirect(p) &&
          AllPhases(p, [&](const Phase& phase) {
            return ReadsFrames(p, phase.depth) && AddPixels::MayFit(phase.x) &&
                   AddPixels(p, phase).Fits();
@@ -243,29 +245,29 @@ RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels& add) 
 }
 
 int64_t ImageScratch(const Problem& p, const Slab& slab) {
-  if (IsStraight(p)) return 0;
+  if (IsDirect(p)) return 0;
   if (!AddsInTiles(p)) return Patch(p, slab, true).elements();
   const AddPixels add(p, slab.phase);
-  return add.Edges(PixelTiles(p, slab, add));
+  return add.Halos(PixelTiles(p, slab, add));
 }
 
 LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, const float* grads, const float* weights,
-                     float* edges, float* grad_input) {
+                     float* halos, float* grad_input) {
   AddPixels add(p, slab.phase);
   add.image = grad_input + InputOffset(p, slab);
-  add.edges = edges;
+  add.halos = halos;
   const RowProduct w = PixelTiles(p, slab, add);
   CAPSOPS_RETURN_IF_ERROR((WithProducts<8, 10, 16, 20, 24, 32>(
       add.x_taps * add.tile_channels, [&](auto products) {
         return LaunchRowProduct<products.value, false>(exec, op, w, add.tile_channels,
                                                        grads, weights, add);
       })));
-  const int quads = static_cast<int>(add.Edges(w) / 4);
+  const int quads = static_cast<int>(add.Halos(w) / 4);
   if (quads == 0) return {};
   const int blocks = static_cast<int>(
-      std::min<int64_t>(CeilDivide(quads, kEdgeThreads), 8 * exec.device.processors));
-  return LaunchDependent(op, AddEdgesKernel, dim3(blocks), kEdgeThreads, 0, exec, add,
+      std::min<int64_t>(CeilDivide(quads, kHaloThreads), 8 * exec.device.processors));
+  return LaunchDependent(op, AddHalosKernel, dim3(blocks), kHaloThreads, 0, exec, add,
                          w.across - 1, quads);
 }
 
@@ -275,22 +277,22 @@ LaunchError AddImageOf(const GpuExec& exec, const char* op, const Problem& p,
   if (AddsInTiles(p)) {
     return AddTiles(exec, op, p, slab, grads, weights, scratch, grad_input);
   }
-  const bool straight = IsStraight(p);
+  const bool direct = IsDirect(p);
   const int64_t columns = CopyColumns(p, slab.phase);
   const RowProduct w(p, slab, Columns(p), 1, columns);
   StoreTile store;
   CAPSOPS_RETURN_IF_ERROR(
-      straight
+      direct
           ? MakeStoreTile(op, w, w.read_rows, w.read_positions, columns,
                           grad_input + InputOffset(p, slab), &store)
           : MakeStoreTile(op, w, w.read_rows, w.positions, columns, scratch, &store));
-  store.adds = straight;
+  store.adds = direct;
   CAPSOPS_RETURN_IF_ERROR(
       (WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {
         return LaunchRowProduct<products.value, false>(exec, op, w, 8 * products.value,
                                                        grads, weights, store);
       })));
-  if (straight) return {};
+  if (direct) return {};
   return AddImage(exec, op, Patch(p, slab, true), scratch, grad_input);
 }
 

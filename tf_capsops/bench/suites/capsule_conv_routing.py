@@ -125,7 +125,7 @@ def _correctness_cases():
         yield _case(name, image, kernel, (8, in_dim, 4, 32), use, **more)
     # And gradients of the image, which tiles of whole pixels add up.
     for name, image, kernel, capsules, more in (
-        ("tiles_straight", (9, 57), (3, 1), (5, 24, 3, 16), {}),
+        ("tiles_direct", (9, 57), (3, 1), (5, 24, 3, 16), {}),
         ("tiles_gaps", (9, 61), (3, 4), (7, 40, 3, 16), {"strides": 3, "dilations": 2}),
         ("tiles_wide", (7, 70), (2, 5), (4, 64, 4, 16), {}),
         ("tiles_up", (6, 45), (4, 4), (6, 16, 2, 16), {**_UP}),
