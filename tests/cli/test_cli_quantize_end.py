@@ -112,7 +112,8 @@ def test_what_was_trained_outlasts_failures(work, monkeypatch, capsys, what):
     printed = capsys.readouterr()
     assert "wrote quantized: model.keras, config.json, history.json\n" in printed.out
     said = "the quantized network is in quantized/model.keras, but converting and "
-    said += f"measuring it failed: {error}\n"
+    said += f"measuring it failed: {error}; `tf-capsops quantize --resume quantized` "
+    said += "tries again\n"
     assert printed.err == f"tf-capsops quantize: error: {said}"
 
 
@@ -125,11 +126,11 @@ def test_ctrl_c_at_the_end(work, monkeypatch, capsys):
 
 
 def test_an_epoch_that_fails_loses_no_earlier_one(work, monkeypatch, capsys):
-    # The accuracy before, at once and after the first step, and at the epoch's end.
+    # The accuracy before, at once and after the step, and at its end.
     failing = _nth(4, evaluation.scores, OSError("the disk is gone"))
     monkeypatch.setattr(evaluation, "scores", failing)
     with pytest.raises(OSError, match="the disk is gone"):
-        main(QUANTIZE)
+        main([*QUANTIZE, "--epochs-per-step", "2"])
     _assert_kept(work / "quantized")
     assert "wrote quantized: model.keras, config" in capsys.readouterr().out
 

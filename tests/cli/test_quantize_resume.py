@@ -86,6 +86,8 @@ def _read(run, name):
 )
 def test_goes_on_as_if_nothing_had_been(work, stopped, capsys, name, epoch, command):
     options = OPTIONS[name]
+    if command == "train":  # epochs that are shorter than the images would make them
+        (work / "config.json").write_text(json.dumps({"steps_per_epoch": 3}))
     run = stopped(options, epoch)
     assert runs.newest_checkpoint(run)[0] == epoch
     said = "`tf-capsops quantize --resume stopped` goes on"
@@ -120,6 +122,7 @@ def test_what_cannot_go_on(stopped, capsys):
         assert text in capsys.readouterr().err
 
     fails("the arguments of the run: no --bits", "--bits", "4")
+    fails("the arguments of the run: no RUN_OR_MODEL", "model.keras")
     state.write_bytes(kept[:100])
     fails(f"cannot read stopped/{state.name}: ")
     state.unlink()
@@ -129,8 +132,15 @@ def test_what_cannot_go_on(stopped, capsys):
     fails("the state to resume has no 'mask': it is of another model")
     state.write_bytes(kept)
     config = _read(run, runs.CONFIG)
-    runs.write_json(run / runs.CONFIG, {**config, "bits": 9})
-    fails("bits must be ")
+    for changed, text in (
+        ({"bits": 9}, "bits must be "),
+        ({"bits": 4}, "the state to resume is of bits=3, steps=(0.4, 0.7, 1.0), "),
+        ({"seed": "x"}, "stopped/config.json: seed must be int, got 'x'"),
+    ):
+        runs.write_json(run / runs.CONFIG, {**config, **changed})
+        fails(text)
     del config["steps"]
     runs.write_json(run / runs.CONFIG, config)
     fails("stopped/config.json has no 'steps'")
+    runs.remove_checkpoints(run)
+    fails("nothing to resume in stopped: it has no checkpoint: quantize again")

@@ -254,7 +254,7 @@ def _without_an_epoch(run):
 
 
 def _quantized(run):
-    (run / "model.keras").unlink()
+    (run / "result.json").unlink()
     _config(source="runs/a")(run)
 
 
@@ -268,7 +268,7 @@ def _quantized(run):
             "in runs/noise: it is no run, without config.json and checkpoints",
         ),
         (_without_an_epoch, [], "in runs/noise: it was stopped in its first epoch"),
-        (_quantized, [], "in runs/noise: it was stopped in its first epoch: quantize"),
+        (_quantized, [], "in runs/noise: it has no checkpoint: quantize again"),
         (None, ["--epochs", "9"], "the arguments of the run: no --epochs"),
         (None, ["--data", "digits"], "the arguments of the run: no --data"),
         (_damage("checkpoint-2.keras", ""), [], "holds no model that loads"),

@@ -12,7 +12,7 @@ from reports import CAPSNET, EFFICIENT, QUANTIZED, quickly, results_of
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
-from tf_capsops.cli import quantization, train
+from tf_capsops.cli import coded_networks, quantization, train
 from tf_capsops.experiments import recipes, results, variants
 
 
@@ -92,7 +92,7 @@ def test_quantizing_a_recipes_run_is_its_recipe_or_a_variant(work, monkeypatch):
         if name == "stopped":
             (work / "runs" / "stopped" / "result.json").unlink()
         if name == "named":
-            monkeypatch.setattr(quantization, "rehearsed", lambda *_: (None, 0))
+            monkeypatch.setattr(coded_networks, "rehearsed", lambda *_: (None, 0))
             monkeypatch.setattr(quantization.Accuracy, "of", _interrupt)
             ended = 130
         quantized = f"runs/{name}-quantized"

@@ -19,6 +19,7 @@ from tf_capsops import data, inq
 from tf_capsops.cli import (
     callbacks,
     coded_networks,
+    gone,
     networks,
     pipeline,
     runs,
@@ -142,17 +143,24 @@ def resume(directory, epoch, path):
       epoch: how many epochs it was trained.
       path: of its checkpoint of then.
     """
-    config = {**runs.read_config(directory), **runs.read_training(directory)}
+    config = {
+        **runs.read_config(directory),
+        **runs.read_training(directory),
+        **runs.read_execution(directory, "seed", "deterministic"),
+    }
     model, dataset, _ = networks.open_model(path, training=True)
+    if not model.compiled:
+        raise CommandError(f"{path} was saved without its loss")
     dataset = pipeline.held_out(dataset, config["validation"])
     state, report = _saved(path)
     try:
         bits, fractions = config["bits"], config["steps"]
         options = {name: config[name] for name in recipes.QUANTIZED_WITH}
         steps = _callback(model, bits, fractions, config["epochs_per_step"], options)
-        networks.seed_everything(config["seed"], config["deterministic"])
     except KeyError as error:
         raise CommandError(f"{directory / runs.CONFIG} has no {error}") from error
+    config["epochs"] = steps.epochs_per_step * len(steps.steps)
+    networks.seed_everything(config["seed"], config["deterministic"])
     with reported(ValueError):
         steps.resume(state)
     history = runs.read_history(directory, epoch)
@@ -213,10 +221,12 @@ def _fit(
       The exit status.
     """
     epochs, batch_size = config["epochs"], config["batch_size"]
+    batches = runs.steps(len(dataset.train), batch_size, config["steps_per_epoch"])
     images = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
         *(config["seed"], config["class_weight"], epoch),
         num_classes=dataset.num_classes,
+        steps=batches,
     )
     log = StepLog(steps, dataset, report["steps"], sys.stdout.isatty())
     clock = callbacks.Clock()
@@ -226,36 +236,32 @@ def _fit(
         so_far = {**report, "seconds": before + sum(clock.seconds)}
         return {**steps.state(), "report": np.array(json.dumps(so_far))}
 
-    history, now = history or {}, keras.callbacks.History()
-    saved = callbacks.Checkpoints(directory, history, state)
+    saved = callbacks.Checkpoints(directory, history or {}, state)
     draws = callbacks.Draws(config["seed"])
-    with callbacks.Hold() as hold:
+    again = f"`tf-capsops quantize --resume {directory}`"
+    with callbacks.Hold() as hold, gone.reported("and go on with --resume"):
         try:
             with reported(ValueError):
                 seconds, stopped = hold.fit(
                     model,
                     images,
                     epochs=epochs,
-                    steps=runs.steps(
-                        len(dataset.train), batch_size, config["steps_per_epoch"]
-                    ),
+                    steps=batches,
                     initial_epoch=epoch,
                     # Used only to show the progress.
                     validation_data=dataset.test.batches(256),
-                    callbacks=[now, clock, draws, steps, log, saved],
+                    callbacks=[clock, draws, steps, log, saved],
                     part=report["part"],
                 )
         finally:
-            for name, values in now.history.items():
-                history[name] = [*history.get(name, []), *values]
-            _keep(directory, model, history)
+            _keep(directory, model)
         report["seconds"] = before + seconds
         if stopped:
             fixed = (0, *steps.steps)[steps.steps_taken]
-            where = callbacks.where(history, epochs, seconds)
+            where = callbacks.where(saved.history, epochs, seconds)
             said = f"{where}, with {fixed:.1%} of the weights quantized"
             if runs.newest_checkpoint(directory)[1]:
-                said += f"; `tf-capsops quantize --resume {directory}` goes on"
+                said += f"; {again} goes on"
             print(said)
             return INTERRUPTED
         try:
@@ -264,20 +270,19 @@ def _fit(
             text = " ".join(str(error).split()) or type(error).__name__
             raise CommandError(
                 f"the quantized network is in {directory / runs.MODEL}, but "
-                f"converting and measuring it failed: {text}"
+                f"converting and measuring it failed: {text}; {again} tries again"
             ) from error
         runs.remove_checkpoints(directory)
     return 0
 
 
-def _keep(directory, model, history):
+def _keep(directory, model):
     """Saves what has been trained, and says where it is."""
     with reported(OSError):
         model.save(directory / runs.MODEL)
-        runs.write_json(directory / runs.HISTORY, history)
-    print(
-        f"\nwrote {directory}: {runs.MODEL}, {runs.CONFIG}, {runs.HISTORY}", flush=True
-    )
+    written = runs.MODEL, runs.CONFIG, runs.HISTORY
+    written = [name for name in written if (directory / name).is_file()]
+    print(f"\nwrote {directory}: {', '.join(written)}", flush=True)
 
 
 def _recipe(source, args, seed):

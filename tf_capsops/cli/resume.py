@@ -19,10 +19,14 @@ _NETWORK |= {"routing", "routing_iterations", "routing_gradient"}
 
 def check(args):
     """Checks what can be checked without TensorFlow; raises a CommandError."""
-    require("matplotlib", "tensorboard")
+    directory = pathlib.Path(args.resume)
+    if not _is_quantized(runs.read_config(directory)):
+        require("matplotlib", "tensorboard")
     reason = "--resume goes on with the arguments of the run"
+    if args.command == "quantize" and args.model:
+        raise CommandError(f"{reason}: no RUN_OR_MODEL")
     options.refuse_all_but({"resume"}, args, reason)
-    _checkpoint(pathlib.Path(args.resume))
+    _checkpoint(directory)
 
 
 def run(args):
@@ -99,8 +103,8 @@ def _checkpoint(directory):
     config, files = runs.read_config(directory), {*os.listdir(directory)}
     if not config:
         said = f"it is no run, without {runs.CONFIG} and checkpoints"
-    elif _is_quantized(config) and runs.MODEL not in files:
-        said = "it was stopped in its first epoch: quantize again"
+    elif _is_quantized(config) and runs.RESULT not in files:
+        said = "it has no checkpoint: quantize again"
     elif runs.RESULT in files or files >= {runs.MODEL, runs.HISTORY}:
         said = "it is trained"
     elif runs.MODEL in files:

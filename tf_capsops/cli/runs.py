@@ -13,7 +13,7 @@ import sys
 import zipfile
 
 from tf_capsops.cli import presets
-from tf_capsops.errors import CommandError, reported
+from tf_capsops.errors import CommandError
 
 ROOT = pathlib.Path("runs")
 # The files of a run.
@@ -225,17 +225,20 @@ def steps(samples, batch_size, most=None):
     return min(every, most or every)
 
 
-def read_execution(directory):
-    """Returns how a run was executed.
+_EXECUTION = "seed", "deterministic", "jit", "steps_per_execution", "distribute"
 
-    That is seed, deterministic, jit, steps_per_execution and distribute.
+
+def read_execution(directory, *names):
+    """Returns how a run was executed: these entries of `config.json`, or all.
+
+    They are seed, deterministic, jit, steps_per_execution and distribute.
 
     Raises:
       CommandError: if `config.json` does not say, or an entry is of another type.
     """
     # Earlier releases did not distribute.
-    names = "seed", "deterministic", "jit", "steps_per_execution", "distribute"
-    return _checked(directory / CONFIG, read_config(directory), dict.fromkeys(names))
+    usual = dict.fromkeys(names or _EXECUTION)
+    return _checked(directory / CONFIG, read_config(directory), usual)
 
 
 def read_pictures(directory):
@@ -325,8 +328,7 @@ def read_history(directory, epochs):
     if not epochs:
         return {}
     path = directory / HISTORY
-    with reported(OSError, ValueError, RecursionError):
-        history = json.loads(path.read_text())
+    history = read_json(path)
     if (
         not isinstance(history, dict)
         or not history

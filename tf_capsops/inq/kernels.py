@@ -123,9 +123,7 @@ class PartlyFixedKernel:
             "latent": latent,
         }
         return {
-            name: np.asarray(value)
-            for name, value in state.items()
-            if value is not None
+            name: np.array(value) for name, value in state.items() if value is not None
         }
 
     def resume(self, state):
@@ -140,13 +138,13 @@ class PartlyFixedKernel:
                 f"IncrementalQuantization: the state to resume has a kernel of shape "
                 f"{state['mask'].shape}, and {self.variable.path} has {self.mask.shape}"
             )
-        self.mask = state["mask"]
-        self._has_exponent = state["has_exponent"]
+        self.mask = state["mask"].copy()
+        self._has_exponent = state["has_exponent"].copy()
         self._trains_codes = bool(state["trains_codes"])
         top = state.get("top_exponent")
         self.top_exponent = top if top is None or top.ndim else int(top)
         if self._latent is not None:
-            self._latent = state["latent"]
+            self._latent = state["latent"].copy()
         self._values = np.where(self.mask, self.variable.numpy(), self._values)
 
     def fix(self, fraction):

@@ -145,7 +145,10 @@ class IncrementalQuantization(keras.callbacks.Callback):
           A dict of NumPy arrays, for `np.savez`, as of the end of an epoch: which
           weights are quantized, code books, latent weights and ranges of activations.
         """
-        state = {"progress": np.array([self._epochs_trained, self.steps_taken])}
+        state = {
+            "arguments": np.array(self._arguments()),
+            "progress": np.array([self._epochs_trained, self.steps_taken]),
+        }
         for number, kernel in enumerate(self.kernels):
             for name, value in kernel.state().items():
                 state[f"kernel_{number}_{name}"] = value
@@ -166,8 +169,8 @@ class IncrementalQuantization(keras.callbacks.Callback):
           state: What `state` returned, also as `np.load` returns it.
 
         Raises:
-          ValueError: This callback has trained already. In `fit`: the state is that of
-            another model or of other arguments.
+          ValueError: This callback has trained already, or the state is that of other
+            arguments. In `fit`: it is that of another model.
 
         >>> layers = [keras.Input([4]), keras.layers.Dense(3)]
         >>> model = keras.Sequential(layers)
@@ -187,7 +190,19 @@ class IncrementalQuantization(keras.callbacks.Callback):
             raise ValueError(
                 "IncrementalQuantization: resume must come before the first fit"
             )
-        self._resumed = dict(state)
+        state = dict(state)
+        theirs = str(state.get("arguments", "another callback"))
+        if theirs != self._arguments():
+            raise ValueError(
+                f"IncrementalQuantization: the state to resume is of {theirs}, not of "
+                f"{self._arguments()}"
+            )
+        self._resumed = state
+
+    def _arguments(self):
+        names = "bits", "steps", "epochs_per_step", "per_channel", "activation_bits"
+        names = *names, "straight_through"
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
     def _resume(self, state):
         try:
@@ -207,7 +222,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
         except KeyError as error:
             raise ValueError(
                 f"IncrementalQuantization: the state to resume has no {error}: it is "
-                "of another model or of other arguments"
+                "of another model"
             ) from error
 
     def _ranges(self):
