@@ -199,6 +199,7 @@ class Checkpoints(keras.callbacks.Callback):
       directory: the run's.
       history: of epochs before.
       state: a function that returns what else to save with a model, a dict of arrays.
+        Its file is written before the model's, without which nobody reads it.
 
     Attributes:
       history: lists of a number an epoch, by name, as a Keras `History` has them.

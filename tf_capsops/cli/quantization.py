@@ -132,7 +132,8 @@ def run(args):
             "steps": [],
             "bytes_of_file": {"float": float_bytes},
         }
-        return _fit(model, dataset, directory, config, distortion, steps, report)
+        config["distortion"] = distortion
+        return _fit(model, dataset, directory, config, steps, report)
 
 
 def resume(directory, epoch, path):
@@ -168,10 +169,7 @@ def resume(directory, epoch, path):
         if runs.newest_checkpoint(directory) != (epoch, path):
             raise CommandError(f"another process has trained {directory} meanwhile")
         print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
-        return _fit(
-            *(model, dataset, directory, config, config["distortion"]),
-            *(steps, report, epoch, history),
-        )
+        return _fit(model, dataset, directory, config, steps, report, epoch, history)
 
 
 def _saved(path):
@@ -193,37 +191,19 @@ def _callback(model, bits, fractions, epochs_per_step, options):
         )
 
 
-def _fit(
-    model,
-    dataset,
-    directory,
-    config,
-    distortion,
-    steps,
-    report,
-    epoch=0,
-    history=None,
-):
-    """Trains, saves and reports.
+def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None):
+    """Trains, saves and reports. Returns the exit status.
 
     Args:
-      model: as it is compiled.
-      dataset: what to train it on, and to judge it by.
-      directory: the run's, where everything goes.
-      config: what its `config.json` has.
-      distortion: a `presets.Distortion` of the training images.
+      model, dataset, directory, epoch, history: as of `training.fit`.
+      config: what `config.json` has, with a `presets.Distortion`.
       steps: the `IncrementalQuantization`.
       report: what `report.json` has, as far as it is known.
-      epoch: how many epochs were trained before.
-      history: of these, as a Keras `History` has it.
-
-    Returns:
-      The exit status.
     """
     epochs, batch_size = config["epochs"], config["batch_size"]
     batches = runs.steps(len(dataset.train), batch_size, config["steps_per_epoch"])
     images = pipeline.training_batches(
-        *(dataset.train, batch_size, distortion),
+        *(dataset.train, batch_size, config["distortion"]),
         *(config["seed"], config["class_weight"], epoch),
         num_classes=dataset.num_classes,
         steps=batches,

@@ -108,7 +108,7 @@ def _checkpoint(directory):
     elif runs.RESULT in files or files >= {runs.MODEL, runs.HISTORY}:
         said = "it is trained"
     elif runs.MODEL in files:
-        said = "it was stopped in its first epoch: start again"
+        said = "it was stopped in its first epoch: train again"
     elif config.keys() >= _NETWORK:
         return 0, None
     else:

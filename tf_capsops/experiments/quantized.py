@@ -23,8 +23,8 @@ def check(args):
 def run(args):
     """Quantizes as a recipe has it, after the network's own training.
 
-    A training that was stopped goes on. A new quantization begins: one that was
-    stopped goes on by `--resume`.
+    A training that was stopped goes on. The quantization begins anew; `--resume` goes
+    on with one that was stopped.
 
     Raises:
       CommandError: if another process is training the network.

@@ -271,9 +271,9 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
                          w.across - 1, quads);
 }
 
-LaunchError AddImageOf(const GpuExec& exec, const char* op, const Problem& p,
-                       const Slab& slab, const float* grads, const float* weights,
-                       float* scratch, float* grad_input) {
+LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
+                         const Slab& slab, const float* grads, const float* weights,
+                         float* scratch, float* grad_input) {
   if (AddsInTiles(p)) {
     return AddTiles(exec, op, p, slab, grads, weights, scratch, grad_input);
   }

@@ -65,7 +65,7 @@ LaunchError OwnProducts::MakeVotes(const GpuExec& exec, const char* op,
 LaunchError OwnProducts::AddImage(const GpuExec& exec, const char* op, const Slab& slab,
                                   const float* grads, const float* weights,
                                   float* scratch, float* grad_input) const {
-  return AddImageOf(exec, op, p_, slab, grads, weights, scratch, grad_input);
+  return AddImageGrad(exec, op, p_, slab, grads, weights, scratch, grad_input);
 }
 LaunchError OwnProducts::SumWeights(const GpuExec& exec, const char* op,
                                     const Slab& slab, bool first, const float* input,

@@ -48,7 +48,7 @@ bool ReadsWindows(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p);
 
-// The elements of the padded copy, and of what AddImageOf works on.
+// The elements of the padded copy, and of what AddImageGrad works on.
 int64_t PaddedImage(const Problem& p, const Slab& slab);
 int64_t ImageScratch(const Problem& p, const Slab& slab);
 
@@ -58,8 +58,8 @@ LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
 LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& p,
                             const Slab& slab, const float* input, const float* packed,
                             float* padded, float* votes);
-LaunchError AddImageOf(const GpuExec& exec, const char* op, const Problem& p,
-                       const Slab& slab, const float* grads, const float* weights,
-                       float* scratch, float* grad_input);
+LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
+                         const Slab& slab, const float* grads, const float* weights,
+                         float* scratch, float* grad_input);
 
 }  // namespace capsops::capsule_conv_routing::slabs
