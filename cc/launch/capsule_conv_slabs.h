@@ -10,10 +10,6 @@
 // if each type has its own weights, its pose depth the types. Of a volume, the frames
 // that an output frame reads become channels: frames and taps of depth are copied for
 // that. The weights of phases that do not have all taps are copied, too.
-//
-// A device may unfold the copy whose gradient it adds: taps across are channels as
-// well, and types that share weights as neighboring pixels. Each pixel is in it once
-// per such tap.
 #pragma once
 
 #include <algorithm>
@@ -186,23 +182,16 @@ struct Places {
   }
 };
 
-// The copy of a slab's channels, [frames][rows][copy_width][groups][x_taps][channels]
-// [unit], and where they are in the input,
-// [images][depth][height][width][groups][unit]. Channel c of frame n of the phase,
-// counted in its image, is frame n * read_step + c * read_tap + read of that image, or
-// zeros if there is no such frame; pixel x and tap t are pixel x * x_stride + t *
-// x_dilation - x_pad likewise. Groups are the types if taps across are unfolded; else
-// there is one.
+// The copy of a slab's channels, [frames][rows][width][channels][pixel], and where they
+// are in the input, [images][depth][height][width][pixel]. Channel c of frame n of the
+// phase, counted in its image, is frame n * read_step + c * read_tap + read of that
+// image, or zeros if there is no such frame.
 struct Patch {
   int64_t first, frames, per_image;
   int64_t channels, read, read_step, read_tap;
   int64_t depth, height, row, rows, width, pixel;
-  int64_t copy_width, groups, unit;
-  int64_t x_taps, x_stride, x_dilation, x_pad;
-  // Every x_every-th tap reads a pixel, each from x_back pixels farther to the left.
-  int64_t x_every, x_back;
 
-  Patch(const Problem& p, const Slab& slab, bool unfolded = false)
+  Patch(const Problem& p, const Slab& slab)
       : first(slab.first),
         frames(slab.frames),
         per_image(slab.phase.depth.out.count),
@@ -215,37 +204,13 @@ struct Patch {
         row(slab.band.read),
         rows(slab.band.read_rows),
         width(p.in_width),
-        pixel(p.types * p.in_dim),
-        copy_width(p.in_width),
-        groups(1),
-        unit(pixel),
-        x_taps(1),
-        x_stride(1),
-        x_dilation(1),
-        x_pad(0),
-        x_every(1),
-        x_back(1) {
-    if (!unfolded) return;
-    const AxisPhase& x = slab.phase.x;
-    copy_width = x.out.count;
-    groups = p.types;
-    unit = p.in_dim;
-    x_taps = x.taps;
-    x_stride = x.stride;
-    x_dilation = x.dilation;
-    x_pad = x.pad;
-    x_every = x.stride / Gcd(x.stride, x.dilation);
-    x_back = x_every * x.dilation / x.stride;
-  }
+        pixel(p.types * p.in_dim) {}
 
-  int64_t elements() const {
-    return frames * rows * copy_width * groups * x_taps * channels * unit;
-  }
+  int64_t elements() const { return frames * rows * width * channels * pixel; }
   // A bound of all coordinates that taps lead to, and of frames over all images.
   int64_t Reach() const {
     return std::max(
-        {width + std::abs(x_pad) + x_taps * x_dilation,
-         (per_image + 1) * read_step + depth + std::abs(read) + channels * read_tap,
+        {(per_image + 1) * read_step + depth + std::abs(read) + channels * read_tap,
          first + frames, end_frame()});
   }
   // Return the range of the input's frames, over all images, that the slab may read.

@@ -29,9 +29,10 @@ CASES = (
     *("no_batch", "no_types", "no_in_dim", "no_parents", "no_out_dim"),
 )
 PRODUCTS = (
-    *("rows", "rows_up"),
+    *("rows", "rows_up", "rows_volume"),
     *("windows", "windows_whole", "windows_volume", "windows_volume_up"),
     *("tiles_direct", "tiles_gaps", "tiles_wide", "tiles_up"),
+    *("tiles_volume", "tiles_planes"),
 )
 
 if paths.WITH_GPU:

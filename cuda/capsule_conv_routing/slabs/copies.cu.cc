@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(kThreads)
   ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
 }
 
-// Copies packs of kPack elements to [frame][row][pixel][channel][element].
+// Copies packs of kPack elements.
 template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
     CopyImageKernel(const Patch patch, int64_t count, const S* input, S* copy) {
   using P = Pack<S, kPack>;
   ForEach(count, [&](int64_t n) {
     Digits<Int> digits(static_cast<Int>(n));
-    const int64_t element = digits.Next(patch.unit / kPack) * int64_t{kPack};
+    const int64_t element = digits.Next(patch.pixel / kPack) * int64_t{kPack};
     const Int c = digits.Next(patch.channels), x = digits.Next(patch.width);
     const Int y = digits.Next(patch.rows);
     const Int frame = static_cast<Int>(patch.first) + digits.rest;
@@ -106,24 +106,13 @@ __global__ void __launch_bounds__(kThreads)
                    S* grad_input) {
   using P = Pack<S, kPack>;
   using A = decltype(Widen(S()));
-  const Int x_stride = patch.x_stride, x_taps = patch.x_taps, x_every = patch.x_every;
-  const Int x_back = patch.x_back, width = patch.copy_width;
   const Int all_depth = patch.depth, read_step = patch.read_step;
   ForEach(count, [&](int64_t n) {
     Digits<Int> digits(static_cast<Int>(n));
-    const int64_t element = digits.Next(patch.unit / kPack) * int64_t{kPack};
-    const Int group = digits.Next(patch.groups), x = digits.Next(patch.width);
-    const Int y = digits.Next(patch.rows);
+    const int64_t element = digits.Next(patch.pixel / kPack) * int64_t{kPack};
+    const Int x = digits.Next(patch.width), y = digits.Next(patch.rows);
     const Int frame = static_cast<Int>(first) + digits.rest;
     const Int image = frame / all_depth, depth = frame - image * all_depth;
-    // Tap `first_tap` and every x_every-th reach this pixel, from pixel `last` on down.
-    Int first_tap = 0, last = x + static_cast<Int>(patch.x_pad);
-    while (first_tap < x_every && last % x_stride != 0) {
-      ++first_tap;
-      last -= static_cast<Int>(patch.x_dilation);
-    }
-    if (first_tap == x_every) return;
-    last /= x_stride;
     A sums[kPack] = {};
     bool any = false;
     for (Int c = 0; c < static_cast<Int>(patch.channels); ++c) {
@@ -133,27 +122,17 @@ __global__ void __launch_bounds__(kThreads)
       if (place < 0 || in_image * read_step != place) continue;
       const int64_t from = image * patch.per_image + in_image - patch.first;
       if (in_image >= patch.per_image || from < 0 || from >= patch.frames) continue;
-      const int64_t line = (from * patch.rows + y) * patch.copy_width;
-      Int to = last;
-#pragma unroll 4
-      for (Int tap = first_tap; tap < x_taps; tap += x_every, to -= x_back) {
-        if (to < 0 || to >= width) continue;
-        any = true;
-        const int64_t channel =
-            (((line + to) * patch.groups + group) * patch.x_taps + tap) *
-                patch.channels +
-            c;
-        const P added =
-            *reinterpret_cast<const P*>(copy + channel * patch.unit + element);
+      any = true;
+      const int64_t line = (from * patch.rows + y) * patch.width + x;
+      const P added = *reinterpret_cast<const P*>(
+          copy + (line * patch.channels + c) * patch.pixel + element);
 #pragma unroll
-        for (int e = 0; e < kPack; ++e) sums[e] += Widen(added.at[e]);
-      }
+      for (int e = 0; e < kPack; ++e) sums[e] += Widen(added.at[e]);
     }
     if (!any) return;
     const int64_t line = int64_t{frame} * patch.height + patch.row + y;
-    P* const to =
-        reinterpret_cast<P*>(grad_input + (line * patch.width + x) * patch.pixel +
-                             group * patch.unit + element);
+    P* const to = reinterpret_cast<P*>(
+        grad_input + (line * patch.width + x) * patch.pixel + element);
     P numbers = *to;
 #pragma unroll
     for (int e = 0; e < kPack; ++e) {
@@ -240,7 +219,7 @@ template <typename T>
 LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
                       const T* input, T* copy) {
   using S = CudaType<T>;
-  return WithPack<S>(patch.unit, [&](auto pack) -> LaunchError {
+  return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
     const int64_t count = patch.elements() / pack.value;
     if (count == 0) return {};
     return WithInt(patch, count, [&](auto zero) {
@@ -256,7 +235,7 @@ LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
                      const T* copy, T* grad_input) {
   using S = CudaType<T>;
   const int64_t first = patch.begin_frame(), frames = patch.end_frame() - first;
-  return WithPack<S>(patch.unit, [&](auto pack) -> LaunchError {
+  return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
     const int64_t count =
         frames * patch.rows * patch.width * (patch.pixel / pack.value);
     if (count <= 0 || patch.channels == 0) return {};

@@ -1,19 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Adds a slab's gradient of the image, by rows of votes times weights, in three ways:
+// Adds a slab's gradient of the image, by rows of votes times weights, in two ways:
 //   direct  windows have one tap across, no stride and no padding, so position n of the
 //           votes is position n of the image: a TMA reduction adds the products
 //   tiles   the products of all taps across are added up in shared memory first. A tile
 //           has whole pixels of a row of the votes. Its halo, the image pixels that it
 //           shares with the next tile, is added by another kernel, so that each pixel
 //           is always added to in the same order.
-//   copies  products are stored in an unfolded copy, with taps across and of depth as
-//           channels, which copies.h adds. This serves volumes and very wide windows.
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/capsule_conv_routing/slabs/copies.h"
 #include "cuda/capsule_conv_routing/slabs/products.h"
 #include "cuda/capsule_conv_routing/slabs/rows.cuh"
 #include "cuda/common/divisor.cuh"
@@ -29,7 +26,7 @@ constexpr int kRoundColumns = 80, kPitch = 88;
 struct AddPixels {
   static constexpr int kBytes = kTileRows * kPitch * sizeof(float);
   float *image, *halos;
-  int dim, types, width, votes_width;
+  int dim, types, height, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
   // If a pixel of the votes reaches one of the image by some tap, the one x_back to its
   // left does so x_every taps later.
@@ -47,6 +44,7 @@ struct AddPixels {
         halos(nullptr),
         dim(static_cast<int>(p.in_dim)),
         types(static_cast<int>(p.types)),
+        height(static_cast<int>(p.in_height)),
         width(static_cast<int>(p.in_width)),
         votes_width(static_cast<int>(phase.x.out.count)),
         x_taps(static_cast<int>(phase.x.taps)),
@@ -84,7 +82,7 @@ struct AddPixels {
   // The numbers of a halo, and of all halos.
   __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
   int64_t Halos(const RowProduct& w) const {
-    return int64_t{w.frames} * w.read_rows * (w.across - 1) * HaloSize();
+    return int64_t{w.frames(false)} * w.rows(false) * (w.across - 1) * HaloSize();
   }
 
   template <int kProducts>
@@ -122,8 +120,9 @@ struct AddPixels {
   __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
                            int first, int end) const {
     const bool last = tile.across == w.across - 1;
-    const int64_t line = int64_t{tile.frame} * w.read_rows + tile.row;
-    float* const row = image + line * width * types * dim;
+    float* const row =
+        image + (int64_t{tile.frame} * height + tile.row) * width * types * dim;
+    const int64_t line = int64_t{tile.frame} * w.rows(false) + tile.row;
     float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
@@ -184,69 +183,54 @@ constexpr int kHaloThreads = 256;
 // Adds halos to the image: `quads` times four numbers, of `between` tiles of each row,
 // all but the last.
 __global__ void __launch_bounds__(kHaloThreads)
-    AddHalosKernel(const AddPixels p, int between, int quads) {
+    AddHalosKernel(const AddPixels p, int rows, int between, int quads) {
   GridDependencySynchronize();
   for (int n = blockIdx.x * kHaloThreads + threadIdx.x; n < quads;
        n += gridDim.x * kHaloThreads) {
     Digits<int> digits(n);
     const int element = digits.Next(p.types * p.dim / 4) * 4;
     const int pixel = digits.Next(p.halo);
-    const int tile = digits.Next(between);
+    const int tile = digits.Next(between), row = digits.Next(rows);
+    const int64_t line = int64_t{digits.rest} * p.height + row;
     const int x = (tile + 1) * p.tile_step - p.x_pad + pixel;
     if (x < 0 || x >= p.width) continue;
     const float4 added = reinterpret_cast<const float4*>(p.halos)[n];
     auto& to = *reinterpret_cast<float4*>(
-        p.image + (int64_t{digits.rest} * p.width + x) * p.types * p.dim + element);
+        p.image + (line * p.width + x) * p.types * p.dim + element);
     float4 sum = to;
     sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
     to = sum;
   }
 }
 
-// Whether all phases may be added in the first or second way.
 bool IsDirect(const Problem& p) {
-  return AllPhases(p, [&](const Phase& phase) {
-    const AxisPhase& x = phase.x;
-    return ReadsFrames(p, phase.depth) && x.taps == 1 && x.stride == 1 && x.pad == 0;
+  return AllPhases(p, [](const Phase& phase) {
+    return phase.x.taps == 1 && phase.x.stride == 1 && phase.x.pad == 0;
   });
-}
-bool AddsInTiles(const Problem& p) {
-  return p.in_dim % 8 == 0 && p.types <= kTileRows / 2 && !IsDirect(p) &&
-         AllPhases(p, [&](const Phase& phase) {
-           return ReadsFrames(p, phase.depth) && AddPixels::MayFit(phase.x) &&
-                  AddPixels(p, phase).Fits();
-         });
-}
-
-// The numbers of a position of a copy.
-int64_t CopyColumns(const Problem& p, const Phase& phase) {
-  return phase.x.taps * phase.depth.taps * p.in_dim;
 }
 
 bool AddsImage(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
-  if (Columns(p) > kMost || p.out_width * p.types > kMost ||
-      p.in_width * p.types > kMost || p.in_height > kMost) {
+  if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >
+      kMost) {
     return false;
   }
-  return AllPhases(p, [&](const Phase& phase) {
-    return CopyColumns(p, phase) <= 4096 && phase.y.pad < kMost &&
-           phase.y.dilation < kMost && phase.y.stride < kMost && phase.x.pad < kMost &&
-           phase.x.dilation < kMost && phase.x.stride < kMost;
-  });
+  return IsDirect(p) ||
+         (p.types <= kTileRows / 2 && AllPhases(p, [&](const Phase& phase) {
+            return AddPixels::MayFit(phase.x) && AddPixels(p, phase).Fits();
+          }));
 }
 
 // The tiles of image rows that AddPixels takes.
 RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels& add) {
-  RowProduct w(p, slab, Columns(p), add.x_taps, p.in_dim, add.tile_pixels * p.types);
+  RowProduct w(p, slab, Columns(p), p.in_dim, add.tile_pixels * p.types);
   w.box_taps = add.x_taps;
   w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
   return w;
 }
 
-int64_t ImageScratch(const Problem& p, const Slab& slab) {
+int64_t ImageHalos(const Problem& p, const Slab& slab) {
   if (IsDirect(p)) return 0;
-  if (!AddsInTiles(p)) return Patch(p, slab, true).elements();
   const AddPixels add(p, slab.phase);
   return add.Halos(PixelTiles(p, slab, add));
 }
@@ -255,7 +239,7 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, const float* grads, const float* weights,
                      float* halos, float* grad_input) {
   AddPixels add(p, slab.phase);
-  add.image = grad_input + InputOffset(p, slab);
+  add.image = grad_input;
   add.halos = halos;
   const RowProduct w = PixelTiles(p, slab, add);
   CAPSOPS_RETURN_IF_ERROR((WithProducts<8, 10, 16, 20, 24, 32>(
@@ -268,32 +252,22 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
   const int blocks = static_cast<int>(
       std::min<int64_t>(CeilDivide(quads, kHaloThreads), 8 * exec.device.processors));
   return LaunchDependent(op, AddHalosKernel, dim3(blocks), kHaloThreads, 0, exec, add,
-                         w.across - 1, quads);
+                         w.rows(false), w.across - 1, quads);
 }
 
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* grads, const float* weights,
-                         float* scratch, float* grad_input) {
-  if (AddsInTiles(p)) {
-    return AddTiles(exec, op, p, slab, grads, weights, scratch, grad_input);
-  }
-  const bool direct = IsDirect(p);
-  const int64_t columns = CopyColumns(p, slab.phase);
-  const RowProduct w(p, slab, Columns(p), 1, columns);
-  StoreTile store;
-  CAPSOPS_RETURN_IF_ERROR(
-      direct
-          ? MakeStoreTile(op, w, w.read_rows, w.read_positions, columns,
-                          grad_input + InputOffset(p, slab), &store)
-          : MakeStoreTile(op, w, w.read_rows, w.positions, columns, scratch, &store));
-  store.adds = direct;
-  CAPSOPS_RETURN_IF_ERROR(
-      (WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {
-        return LaunchRowProduct<products.value, false>(exec, op, w, 8 * products.value,
-                                                       grads, weights, store);
-      })));
-  if (direct) return {};
-  return AddImage(exec, op, Patch(p, slab, true), scratch, grad_input);
+                         float* halos, float* grad_input) {
+  const RowProduct w(p, slab, Columns(p), p.in_dim);
+  if (w.tiles(false) == 0) return {};
+  float* const image = grad_input + FirstRow(p, slab);
+  if (!IsDirect(p)) return AddTiles(exec, op, p, slab, grads, weights, halos, image);
+  StoreTile add;
+  CAPSOPS_RETURN_IF_ERROR(MakeStoreTile(op, w, true, image, &add));
+  return WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {
+    return LaunchRowProduct<products.value, false>(exec, op, w, 8 * products.value,
+                                                   grads, weights, add);
+  });
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/capsule_conv_routing/slabs/axes.cuh"
 #include "cuda/capsule_conv_routing/slabs/pack.h"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
 #include "cuda/capsule_conv_routing/slabs/weights.h"
@@ -19,12 +20,14 @@ bool Serves(const GpuExec& exec, const Problem& p) {
   return exec.tf32 && HasWgmma(exec.device) &&
          Stages<8>::SharedBytes() <= exec.device.shared && p.shared_weights &&
          p.types > 0 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
-         Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost;
+         Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost &&
+         AllPhases(p, [](const Phase& phase) {
+           return IsSmall(phase.depth) && IsSmall(phase.y) && IsSmall(phase.x);
+         });
 }
 
 // Windows are no gain without taps across, nor in images where they fill the narrowest
-// tiles (docs/notebook/slim_capsules.md). Convolutions of volumes copy channels for
-// each tap of depth; so do these gradients, and more of them where types are few.
+// tiles (docs/notebook/slim_capsules.md).
 OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
   const bool serves = Serves(exec, p);
@@ -32,14 +35,13 @@ OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
   windows_ = serves && !rows_ && p.kernel_width > 1 &&
              (Columns(p) > 64 || (Columns(p) == 64 && p.kernel_depth > 1)) &&
              ReadsWindows(p);
-  const bool flat = p.kernel_depth == 1;
-  by_image_ = serves && gradient && (flat || p.types >= 4) && AddsImage(p);
-  by_weights_ = serves && gradient && (flat || p.types % 4 == 0) && SumsWeights(p);
+  by_image_ = serves && gradient && AddsImage(p);
+  by_weights_ = serves && gradient && SumsWeights(p);
 }
 
 int64_t OwnProducts::Scratch(const Slab& slab) const {
   return std::max({windows_ ? PaddedImage(p_, slab) : 0,
-                   by_image_ ? ImageScratch(p_, slab) : 0,
+                   by_image_ ? ImageHalos(p_, slab) : 0,
                    by_weights_ ? WeightSums(p_, slab, processors_).transposed() : 0});
 }
 int64_t OwnProducts::Sums(const Slab& slab) const {
@@ -50,10 +52,11 @@ LaunchError OwnProducts::PackWeights(const GpuExec& exec, const char* op,
                                      const Slab& slab, const float* weights,
                                      float* packed) const {
   const int64_t y_taps = slab.phase.y.taps, x_taps = slab.phase.x.taps;
-  return rows_ ? slabs::PackWeights(exec, op, y_taps * x_taps, 1, 1, p_.in_dim,
+  const int64_t z_taps = slab.phase.depth.taps;
+  return rows_ ? slabs::PackWeights(exec, op, y_taps * x_taps * z_taps, 1, 1, p_.in_dim,
                                     Columns(p_), weights, packed)
-               : slabs::PackWeights(exec, op, y_taps, x_taps, slab.phase.depth.taps,
-                                    p_.in_dim, Columns(p_), weights, packed);
+               : slabs::PackWeights(exec, op, y_taps, x_taps, z_taps, p_.in_dim,
+                                    Columns(p_), weights, packed);
 }
 LaunchError OwnProducts::MakeVotes(const GpuExec& exec, const char* op,
                                    const Slab& slab, const float* input,

@@ -48,9 +48,9 @@ bool ReadsWindows(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p);
 
-// The elements of the padded copy, and of what AddImageGrad works on.
+// The elements of the padded copy, and of halos.
 int64_t PaddedImage(const Problem& p, const Slab& slab);
-int64_t ImageScratch(const Problem& p, const Slab& slab);
+int64_t ImageHalos(const Problem& p, const Slab& slab);
 
 LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* input, const float* packed,
@@ -60,6 +60,6 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
                             float* padded, float* votes);
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* grads, const float* weights,
-                         float* scratch, float* grad_input);
+                         float* halos, float* grad_input);
 
 }  // namespace capsops::capsule_conv_routing::slabs

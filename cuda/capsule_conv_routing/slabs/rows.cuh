@@ -12,6 +12,7 @@
 
 #include "cc/launch/capsule_conv_slabs.h"
 #include "cc/launch/round.h"
+#include "cuda/capsule_conv_routing/slabs/axes.cuh"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
 #include "cuda/common/divisor.cuh"
 
@@ -19,62 +20,57 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // Kernel parameters.
 struct RowProduct {
-  int frames, rows, read_rows, positions;
+  FrameAxis z;
+  RowAxis y;
+  int height;         // the rows of an input frame
+  int positions;      // those of a row of the votes
   int terms, chunks;  // the numbers of a position that is read, and stages of them
-  int y_taps, y_stride, y_dilation, y_pad;
   // For votes, an image row is read at positions shifted by taps.
   int read_positions, x_taps, x_step, x_begin;
-  // Weights are [y_taps][filter_taps][filter_rows][terms]. A row of the filter is a
-  // column of the product. A stage loads tile_columns of them for each of box_taps
-  // taps.
-  int filter_taps, filter_rows, box_taps = 1;
+  // Weights are [y taps][x_taps][z taps][filter_rows][terms]. A row of the filter is a
+  // column of the product. A stage loads tile_columns of them for each of box_taps taps
+  // across.
+  int filter_rows, box_taps = 1;
   // Tiles.
   int tile_positions, across, tile_columns, column_tiles;
 
   // Tiles have 256 rows of the filter at most. Who loads several taps sets box_taps and
   // column_tiles.
-  RowProduct(const Problem& p, const Slab& slab, int64_t terms, int64_t filter_taps,
-             int64_t filter_rows, int64_t tile_positions = kTileRows)
-      : frames(static_cast<int>(slab.frames)),
-        rows(static_cast<int>(slab.band.rows)),
-        read_rows(static_cast<int>(slab.band.read_rows)),
+  RowProduct(const Problem& p, const Slab& slab, int64_t terms, int64_t filter_rows,
+             int64_t tile_positions = kTileRows)
+      : z(p, slab),
+        y(slab),
+        height(static_cast<int>(p.in_height)),
         positions(static_cast<int>(slab.phase.x.out.count * p.types)),
         terms(static_cast<int>(terms)),
         chunks(static_cast<int>(CeilDivide(terms, kDepth))),
-        y_taps(static_cast<int>(slab.phase.y.taps)),
-        y_stride(static_cast<int>(slab.phase.y.stride)),
-        y_dilation(static_cast<int>(slab.phase.y.dilation)),
-        y_pad(static_cast<int>(slab.band.pad)),
         read_positions(static_cast<int>(p.in_width * p.types)),
         x_taps(static_cast<int>(slab.phase.x.taps)),
         x_step(static_cast<int>(slab.phase.x.dilation * p.types)),
         x_begin(static_cast<int>(-slab.phase.x.pad * p.types)),
-        filter_taps(static_cast<int>(filter_taps)),
         filter_rows(static_cast<int>(filter_rows)),
         tile_positions(static_cast<int>(tile_positions)),
         across(static_cast<int>(CeilDivide(positions, tile_positions))),
         tile_columns(0),
         column_tiles(static_cast<int>(CeilDivide(filter_rows, 256))) {}
 
+  // The frames and rows of the votes, or of the image that they read.
+  __host__ __device__ int frames(bool votes) const { return votes ? z.count : z.read; }
+  __host__ __device__ int rows(bool votes) const { return votes ? y.count : y.read; }
+  // From frame to frame, in rows.
+  __host__ __device__ int pitch(bool votes) const { return votes ? y.count : height; }
+  // All rows from the first to the last, one at least.
+  __host__ __device__ int lines(bool votes) const {
+    const int all = (frames(votes) - 1) * pitch(votes) + rows(votes);
+    return all > 1 ? all : 1;
+  }
   __host__ __device__ int tiles(bool votes) const {
-    return frames * (votes ? rows : read_rows) * across * column_tiles;
+    return frames(votes) * rows(votes) * across * column_tiles;
   }
   // An even share of the columns for each tile.
   int64_t wide() const { return CeilDivide(filter_rows, column_tiles); }
   __host__ __device__ int box_bytes() const {
     return kRowBytes + box_taps * tile_columns * kSwizzleBytes;
-  }
-
-  // Returns the image row that row `row` of the votes reads by a tap, or -1.
-  __device__ int Read(int row, int tap) const {
-    const int y = row * y_stride + tap * y_dilation - y_pad;
-    return y >= 0 && y < read_rows ? y : -1;
-  }
-  // Returns the row of the votes that reads image row `row` by a tap, or -1.
-  __device__ int From(int row, int tap) const {
-    const int y = row + y_pad - tap * y_dilation;
-    const int from = y / y_stride;
-    return y >= 0 && from < rows && from * y_stride == y ? from : -1;
   }
 };
 
@@ -82,12 +78,12 @@ struct RowProduct {
 struct RowTile {
   int frame, row, across, column_tile;
 
-  __device__ RowTile(const RowProduct& w, int all_rows, int tile) {
+  __device__ RowTile(const RowProduct& w, bool votes, int tile) {
     Digits<int> digits(tile);
     column_tile = digits.Next(w.column_tiles);
     across = digits.Next(w.across);
-    frame = digits.Next(w.frames);
-    const int rank = digits.rest, middle = all_rows / 2;
+    frame = digits.Next(w.frames(votes));
+    const int rank = digits.rest, middle = w.rows(votes) / 2;
     row = rank % 2 == 0 ? middle + rank / 2 : middle - (rank + 1) / 2;
   }
 };
@@ -99,7 +95,7 @@ __device__ void ForRowTiles(const RowProduct& w, const Visit& visit) {
   const int blocks = gridDim.x, block = blockIdx.x, tiles = w.tiles(kVotes);
   for (int turn = 0, first = 0; first < tiles; ++turn, first += blocks) {
     const int tile = first + (turn % 2 == 0 ? block : blocks - 1 - block);
-    if (tile < tiles) visit(RowTile(w, kVotes ? w.rows : w.read_rows, tile));
+    if (tile < tiles) visit(RowTile(w, kVotes, tile));
   }
 }
 
@@ -107,8 +103,8 @@ __device__ void ForRowTiles(const RowProduct& w, const Visit& visit) {
 struct StoreTile {
   static constexpr int kBytes = kStoreBytes;
   CUtensorMap to;
-  int rows, columns;
-  bool adds = false;
+  int columns;
+  bool adds;  // to the image
 
   template <int kProducts>
   __device__ void operator()(const RowProduct& w, const RowTile& tile,
@@ -116,7 +112,7 @@ struct StoreTile {
                              int* box) const {
     const int first = tile.column_tile * w.tile_columns;
     const int position = tile.across * kTileRows + threadIdx.x / 32 * kBoxRows;
-    const int line = tile.frame * rows + tile.row;
+    const int line = tile.frame * w.pitch(!adds) + tile.row;
     StoreRows(sums, columns - first, boxes, box, [&](int column, const char* from) {
       if (adds) {
         TmaAdd(to, first + column, position, line, 0, from);
@@ -127,15 +123,15 @@ struct StoreTile {
   }
 };
 
-// Makes this epilogue for an array of `rows` rows of each frame, with `pitch` positions
-// of a row and `columns` columns.
-inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, int rows,
-                                 uint64_t pitch, uint64_t columns, float* to,
-                                 StoreTile* store) {
-  store->rows = rows;
-  store->columns = static_cast<int>(columns);
+// Makes this epilogue for votes, or for an image row with as many positions as the
+// votes or more.
+inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds,
+                                 float* to, StoreTile* store) {
+  store->columns = w.filter_rows;
+  store->adds = adds;
+  const uint64_t columns = w.filter_rows, lines = w.lines(!adds);
+  const uint64_t pitch = adds ? w.read_positions : w.positions;
   const uint64_t positions = std::min<uint64_t>(w.positions, pitch);
-  const uint64_t lines = uint64_t{1} * w.frames * rows;
   return MakeTensorMap(
       op, to,
       Stored({columns, positions, lines, 1},
@@ -147,9 +143,9 @@ inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, int rows,
 //   votes[position, column] = sum over taps and channels of
 //       image[position + tap, channel] * weights[tap, column, channel]
 // Otherwise makes, for each image row, what taps across bring to it:
-//   grads[position, (tap across, channel)] = sum over taps down and columns of
+//   grads[position, (tap across, channel)] = sum over other taps and columns of
 //       votes_grad[position of the row that reads by this tap, column] *
-//           weights[tap down, (tap across, channel), column]
+//           weights[other tap, (tap across, channel), column]
 // epilogue(w, tile, sums, memory, &box) takes the sums of a tile, with shared memory
 // and a number to keep between tiles, 0 at first.
 template <int kProducts, bool kVotes, typename Epilogue>
@@ -170,25 +166,25 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       at.parity = 1;  // empty stages count as released
       const int bytes = w.box_bytes();
       ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
-        for (int tap = 0; tap < w.y_taps; ++tap) {
-          const int from = kVotes ? w.Read(tile.row, tap) : w.From(tile.row, tap);
-          if (from < 0) continue;
-          const int line = tile.frame * (kVotes ? w.read_rows : w.rows) + from;
-          int x_tap = 0, shift = kVotes ? w.x_begin : 0;
-          const int steps = kVotes ? w.chunks * w.x_taps : w.chunks;
-          for (int n = 0, chunk = 0; n < steps; ++n, at.Next(Ring::kCount)) {
-            char* const stage = stages.memory[at.at];
-            Barrier& full = stages.Claim(at, bytes);
-            TmaLoad(positions, chunk * kDepth, tile.across * w.tile_positions + shift,
-                    line, full, stage);
-            TmaLoad(weights, chunk * kDepth, tile.column_tile * w.tile_columns, x_tap,
-                    tap, full, stage + kRowBytes);
-            if (++chunk < w.chunks) continue;
-            chunk = 0;
-            ++x_tap;
-            shift += w.x_step;
-          }
-        }
+        ForTaps<kVotes>(
+            w.z, w.y, tile.frame, tile.row,
+            [&](int frame, int row, int z_tap, int y_tap) {
+              const int line = frame * w.pitch(!kVotes) + row;
+              int x_tap = 0, shift = kVotes ? w.x_begin : 0;
+              const int steps = kVotes ? w.chunks * w.x_taps : w.chunks;
+              for (int n = 0, chunk = 0; n < steps; ++n, at.Next(Ring::kCount)) {
+                char* const stage = stages.memory[at.at];
+                Barrier& full = stages.Claim(at, bytes);
+                TmaLoad(positions, chunk * kDepth,
+                        tile.across * w.tile_positions + shift, line, full, stage);
+                TmaLoad(weights, chunk * kDepth, tile.column_tile * w.tile_columns,
+                        z_tap, x_tap, y_tap, full, stage + kRowBytes);
+                if (++chunk < w.chunks) continue;
+                chunk = 0;
+                ++x_tap;
+                shift += w.x_step;
+              }
+            });
       });
     }
   } else {
@@ -196,14 +192,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     PipelineState at;
     int box = 0;
     ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
-      int steps = 0;
-      for (int tap = 0; tap < w.y_taps; ++tap) {
-        if constexpr (kVotes) {
-          if (w.Read(tile.row, tap) >= 0) steps += w.chunks * w.x_taps;
-        } else {
-          if (w.From(tile.row, tap) >= 0) steps += w.chunks;
-        }
-      }
+      const int steps = CountTaps<kVotes>(w.z, w.y, tile.frame, tile.row) *
+                        (kVotes ? w.chunks * w.x_taps : w.chunks);
       float sums[kProducts][4];
       stages.Multiply(steps, &at, sums);
       epilogue(w, tile, sums, stages.epilogue, &box);
@@ -221,19 +211,20 @@ LaunchError LaunchRowProduct(const GpuExec& exec, const char* op, RowProduct w,
                              int columns, const float* positions, const float* weights,
                              const Epilogue& epilogue) {
   w.tile_columns = columns;
-  const uint64_t terms = w.terms, taps = w.filter_taps, filter_rows = w.filter_rows;
-  TmaTensor<4> filter;
-  filter.size = {terms, filter_rows, taps, static_cast<uint64_t>(w.y_taps)};
-  filter.apart = {terms, filter_rows * terms, taps * filter_rows * terms};
-  filter.box = {kDepth, static_cast<uint32_t>(columns),
+  const uint64_t terms = w.terms, size = terms * w.filter_rows;
+  const uint64_t z_taps = w.z.image.taps, x_taps = w.x_taps, y_taps = w.y.taps;
+  TmaTensor<5> filter;
+  filter.size = {terms, static_cast<uint64_t>(w.filter_rows), z_taps, x_taps, y_taps};
+  filter.apart = {terms, size, z_taps * size, x_taps * z_taps * size};
+  filter.box = {kDepth, static_cast<uint32_t>(columns), 1,
                 static_cast<uint32_t>(w.box_taps), 1};
-  filter.every = {1, 1, 1, 1};
+  filter.every = {1, 1, 1, 1, 1};
   CUtensorMap left, right;
-  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
-      op, positions,
-      Matrices(w.terms, kVotes ? w.read_positions : w.positions,
-               uint64_t{1} * w.frames * (kVotes ? w.read_rows : w.rows), kTileRows),
-      &left));
+  CAPSOPS_RETURN_IF_ERROR(
+      MakeTensorMap(op, positions,
+                    Matrices(w.terms, kVotes ? w.read_positions : w.positions,
+                             w.lines(!kVotes), kTileRows),
+                    &left));
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, weights, filter, &right));
   return LaunchProduct<RowProductKernel<kProducts, kVotes, Epilogue>,
                        Stages<kProducts, Epilogue::kBytes>>(

@@ -14,25 +14,22 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Transposes the rows that a slab reads to
-// [depth taps][dim][frames][rows][remainder][copy][position]. A block has kPositions
-// positions of a row, which begins and ends with `lead` turns of zeros.
+// Transposes the rows that a slab reads, [frames][height][pixels][types][4 quads], to
+// [4 quads][frames][rows][remainder][copy][position]. A block has kPositions positions
+// of a row, which begins and ends with `lead` turns of zeros.
 constexpr int kPositions = 128, kTransposeThreads = 256, kDims = 32;
 
 template <int kCopies>
 __global__ void __launch_bounds__(kTransposeThreads)
-    TransposeImageKernel(const Patch patch, const WeightSums w, int64_t first_image,
-                         int first_place, int quad_bits, int quads, const float4* input,
-                         float* transposed) {
+    TransposeImageKernel(const WeightSums w, int height, int quad_bits,
+                         const float4* image, float* transposed) {
   __shared__ float tile[kDims][kPositions + 1];
   GridDependencySynchronize();
-  const int read_rows = static_cast<int>(w.read_rows);
-  const int per_image = static_cast<int>(patch.per_image);
-  const int slice = blockIdx.x / read_rows, y = blockIdx.x - slice * read_rows;
-  const int image = (first_place + slice) / per_image;
-  const int place = first_place + slice - image * per_image;
+  const int frame = blockIdx.x / w.y.read, y = blockIdx.x - frame * w.y.read;
+  const int quads = w.dim / 4;
   const int turn_size = w.x_stride * w.types,
             real = static_cast<int>(w.width) * w.types;
+  const float4* const from = image + (int64_t{frame} * height + y) * real * quads;
   const int before = w.lead * turn_size;
   const int all = static_cast<int>(w.pixels()) * turn_size + 2 * before;
   // The quads that this thread loads, and the position that it stores.
@@ -45,62 +42,52 @@ __global__ void __launch_bounds__(kTransposeThreads)
   const int dim_size = gridDim.x * w.x_stride * kCopies * pitch;
   float* const row =
       transposed + (int64_t{blockIdx.x} * w.x_stride + remainder) * kCopies * pitch;
-  for (int tap = 0; tap < patch.channels; ++tap) {
-    const int64_t depth = place * patch.read_step + tap * patch.read_tap + patch.read;
-    const bool inside = depth >= 0 && depth < patch.depth;
-    const int64_t frame = (first_image + image) * patch.depth + depth;
-    const float4* const from =
-        input + (frame * patch.height + patch.row + y) * real * quads;
-    for (int first = 0; first < quads; first += together) {
-      __syncthreads();
+  for (int first = 0; first < quads; first += together) {
+    __syncthreads();
 #pragma unroll 4
-      for (int to = threadIdx.x >> quad_bits; to < kPositions;
-           to += kTransposeThreads >> quad_bits) {
-        const int read = begin + to - before;
-        float4 numbers{};
-        if (inside && read >= 0 && read < real && first + quad < quads) {
-          numbers = from[read * quads + first + quad];
-        }
-        tile[4 * quad][to] = numbers.x;
-        tile[4 * quad + 1][to] = numbers.y;
-        tile[4 * quad + 2][to] = numbers.z;
-        tile[4 * quad + 3][to] = numbers.w;
+    for (int to = threadIdx.x >> quad_bits; to < kPositions;
+         to += kTransposeThreads >> quad_bits) {
+      const int read = begin + to - before;
+      float4 numbers{};
+      if (read >= 0 && read < real && first + quad < quads) {
+        numbers = from[read * quads + first + quad];
       }
-      __syncthreads();
-      if (position >= all) continue;
-      const int dims = min(together, quads - first) * 4;
+      tile[4 * quad][to] = numbers.x;
+      tile[4 * quad + 1][to] = numbers.y;
+      tile[4 * quad + 2][to] = numbers.z;
+      tile[4 * quad + 3][to] = numbers.w;
+    }
+    __syncthreads();
+    if (position >= all) continue;
+    const int dims = min(together, quads - first) * 4;
 #pragma unroll
-      for (int copy = 0; copy < kCopies; ++copy) {
-        const int index = (turn - copy) * w.types + type;
-        if (index < 0 || index >= copy_size) continue;
-        float* const to =
-            row + copy * pitch + index + (tap * quads + first) * int64_t{4} * dim_size;
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const int index = (turn - copy) * w.types + type;
+      if (index < 0 || index >= copy_size) continue;
+      float* const to = row + copy * pitch + index + first * int64_t{4} * dim_size;
 #pragma unroll 4
-        for (int n = threadIdx.x / kPositions; n < dims;
-             n += kTransposeThreads / kPositions) {
-          to[int64_t{n} * dim_size] = tile[n][at];
-        }
+      for (int n = threadIdx.x / kPositions; n < dims;
+           n += kTransposeThreads / kPositions) {
+        to[int64_t{n} * dim_size] = tile[n][at];
       }
     }
   }
 }
 
 LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p,
-                           const Slab& slab, const WeightSums& w, const float* input,
-                           float* transposed) {
-  const Patch patch(p, slab);
-  const int64_t image = patch.first / patch.per_image;
-  const int quads = static_cast<int>(p.in_dim / 4);
+                           const WeightSums& w, const float* image, float* transposed) {
+  const int64_t lines = int64_t{w.z.read} * w.y.read;
+  if (lines == 0) return {};
+  const int quads = w.dim / 4;
   int quad_bits = 0;
   while (1 << quad_bits < std::min(quads, kDims / 4)) ++quad_bits;
   const dim3 blocks(
-      w.frames * w.read_rows,
-      CeilDivide((w.pixels() + 2 * w.lead) * w.x_stride * w.types, kPositions));
+      lines, CeilDivide((w.pixels() + 2 * w.lead) * w.x_stride * w.types, kPositions));
   const auto launch = [&](auto copies) {
-    return LaunchDependent(
-        op, TransposeImageKernel<copies.value>, blocks, kTransposeThreads, 0, exec,
-        patch, w, image, static_cast<int>(patch.first - image * patch.per_image),
-        quad_bits, quads, reinterpret_cast<const float4*>(input), transposed);
+    return LaunchDependent(op, TransposeImageKernel<copies.value>, blocks,
+                           kTransposeThreads, 0, exec, w, static_cast<int>(p.in_height),
+                           quad_bits, reinterpret_cast<const float4*>(image),
+                           transposed);
   };
   if (w.copies == 1) return launch(std::integral_constant<int, 1>());
   if (w.copies == 2) return launch(std::integral_constant<int, 2>());

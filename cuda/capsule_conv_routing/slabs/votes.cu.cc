@@ -17,23 +17,21 @@ bool ReadsRows(const Problem& p) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
-    return phase.x.stride == 1 && ReadsFrames(p, phase.depth) && phase.y.pad < kMost &&
-           phase.y.dilation < kMost && phase.y.stride < kMost &&
+    return phase.x.stride == 1 &&
            (phase.x.pad + phase.x.taps * phase.x.dilation) * p.types < kMost &&
-           phase.x.taps * phase.y.taps < 65536;
+           phase.x.taps * phase.y.taps * phase.depth.taps < 65536;
   });
 }
 
 LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* input, const float* packed,
                          float* votes) {
-  const RowProduct w(p, slab, p.in_dim, slab.phase.x.taps, Columns(p));
+  const RowProduct w(p, slab, p.in_dim, Columns(p));
   StoreTile store;
-  CAPSOPS_RETURN_IF_ERROR(
-      MakeStoreTile(op, w, w.rows, w.positions, Columns(p), votes, &store));
+  CAPSOPS_RETURN_IF_ERROR(MakeStoreTile(op, w, false, votes, &store));
   return WithProducts<8, 16, 24, 32>(w.wide(), [&](auto products) {
     return LaunchRowProduct<products.value, true>(
-        exec, op, w, 8 * products.value, input + InputOffset(p, slab), packed, store);
+        exec, op, w, 8 * products.value, input + FirstRow(p, slab), packed, store);
   });
 }
 

@@ -14,20 +14,17 @@
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
 #include "cuda/capsule_conv_routing/slabs/products.h"
+#include "cuda/common/divisor.cuh"
 
 namespace capsops::capsule_conv_routing::slabs {
 
 WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors)
-    : frames(static_cast<int>(slab.frames)),
-      rows(static_cast<int>(slab.band.rows)),
+    : z(p, slab),
+      y(slab),
       chunks(static_cast<int>(slab.phase.x.out.count * p.types / kDepth)),
       types(static_cast<int>(p.types)),
       columns(static_cast<int>(Columns(p))),
-      channels(static_cast<int>(slab.phase.depth.taps * p.in_dim)),
-      y_taps(static_cast<int>(slab.phase.y.taps)),
-      y_stride(static_cast<int>(slab.phase.y.stride)),
-      y_dilation(static_cast<int>(slab.phase.y.dilation)),
-      y_pad(static_cast<int>(slab.band.pad)),
+      dim(static_cast<int>(p.in_dim)),
       x_taps(static_cast<int>(slab.phase.x.taps)),
       x_stride(static_cast<int>(slab.phase.x.stride)),
       x_dilation(static_cast<int>(slab.phase.x.dilation)),
@@ -35,11 +32,10 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors)
       copies(x_taps == 1 && x_pad == 0 ? 1 : 4 / std::gcd(4, types)),
       lead(copies == 1 ? 0 : copies),
       width(p.in_width),
-      read_rows(slab.band.read_rows),
       pitch(RoundUp(line(), 4)) {
-  box = std::gcd(32, channels);  // 4 at least
-  tap_boxes = channels / box;
-  boxes = y_taps * x_taps * tap_boxes;
+  box = std::gcd(32, dim);  // 4 at least
+  tap_boxes = dim / box;
+  boxes = y.taps * x_taps * z.image.taps * tap_boxes;
   const int all = boxes * box;
   // A tile of fewer columns takes half the time of one of 256 at best.
   products = all <= 128 || box == 4 ? 16 : 32;
@@ -174,17 +170,19 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       // Lane n loads box n of the image, and the first 4 lanes boxes of gradients.
       const int lane = threadIdx.x % 32;
       const int number = place.row_tile * w.tile_boxes + lane;
-      const int tap = number / w.tap_boxes, y_tap = tap / w.x_taps;
-      const int channel = (number - tap * w.tap_boxes) * w.box;
-      const int moved = (tap - y_tap * w.x_taps) * w.x_dilation - w.x_pad;
+      Digits<int> digits(number);
+      const int channel = digits.Next(w.tap_boxes) * w.box;
+      const int z_tap = digits.Next(w.z.image.taps);
+      const int moved = digits.Next(w.x_taps) * w.x_dilation - w.x_pad;
       const int shift = (moved - (moved < 0 ? w.x_stride - 1 : 0)) / w.x_stride;
       const int copy = shift & (w.copies - 1);
       const int begin = (shift - copy + w.lead) * w.types;
       const int remainder = (moved - shift * w.x_stride) * w.copies + copy;
-      const int down = y_tap * w.y_dilation - w.y_pad;
+      const int down = digits.rest * w.y.dilation - w.y.pad;
       const int line = place.begin / w.chunks;
       int chunk = place.begin - line * w.chunks;
-      int frame = line / w.rows, y = line - frame * w.rows;
+      int frame = line / w.y.count, y = line - frame * w.y.count;
+      int from = w.z.Read(frame, z_tap);
       const int column_boxes = w.halved ? 2 : 4;
       PipelineState at;
       at.parity = 1;  // empty stages count as released
@@ -199,19 +197,19 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         __syncwarp();
         if (lane < column_boxes) {
           TmaLoad(grads, place.column_tile * kTileRows + lane * 32, chunk * kDepth,
-                  frame * w.rows + y, stages.full[at.at],
+                  frame * w.y.count + y, stages.full[at.at],
                   stage + lane * kDepth * kSwizzleBytes);
         }
         if (lane < place.boxes) {
-          TmaLoad(image, chunk * kDepth + begin, remainder, y * w.y_stride + down,
-                  frame, channel, stages.full[at.at],
+          TmaLoad(image, chunk * kDepth + begin, remainder, y * w.y.stride + down, from,
+                  channel, stages.full[at.at],
                   stage + kRowBytes + lane * w.box * kSwizzleBytes);
         }
         if (++chunk < w.chunks) continue;
         chunk = 0;
-        if (++y < w.rows) continue;
+        if (++y < w.y.count) continue;
         y = 0;
-        ++frame;
+        from = w.z.Read(++frame, z_tap);
       }
     }
   } else {
@@ -237,8 +235,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 // parts.
 template <int kShares>
 __global__ void __launch_bounds__(32 * kShares)
-    FinishWeightsKernel(const WeightSums w, const Relay relay, int dim,
-                        const float4* parts, float* grad_weights) {
+    FinishWeightsKernel(const WeightSums w, const Relay relay, const float4* parts,
+                        float* grad_weights) {
   __shared__ float4 sums[kShares][32];
   GridDependencySynchronize();
   const int warp = blockIdx.x % kConsumerWarps, rest = blockIdx.x / kConsumerWarps;
@@ -277,9 +275,8 @@ __global__ void __launch_bounds__(32 * kShares)
     if (box >= boxes) return;
     const int number = row_tile * w.tile_boxes + box, tap = number / w.tap_boxes;
     const int channel = (number - tap * w.tap_boxes) * w.box + row - box * w.box;
-    const int matrix = tap * static_cast<int>(relay.channels) + channel / dim;
-    *reinterpret_cast<float2*>(grad_weights + relay.From(matrix) * relay.matrix +
-                               channel % dim * int64_t{w.columns} + column) =
+    *reinterpret_cast<float2*>(grad_weights + relay.From(tap) * relay.matrix +
+                               channel * int64_t{w.columns} + column) =
         e == 0 ? make_float2(sum.x, sum.z) : make_float2(sum.y, sum.w);
   }
 }
@@ -291,11 +288,8 @@ bool SumsWeights(const Problem& p) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
-    const int64_t channels = phase.depth.taps * p.in_dim;
     return phase.x.out.count * p.types % kDepth == 0 &&
-           channels * phase.y.taps * phase.x.taps <= kMost && phase.y.pad < kMost &&
-           phase.x.pad < kMost && phase.y.dilation < kMost &&
-           phase.x.dilation < kMost && phase.x.stride < kMost && phase.y.stride < kMost;
+           p.in_dim * phase.depth.taps * phase.y.taps * phase.x.taps <= kMost;
   });
 }
 
@@ -303,19 +297,19 @@ LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
                        const Slab& slab, bool first, const float* input,
                        const float* grads, float* transposed, float* parts) {
   const WeightSums w(p, slab, exec.device.processors);
-  CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p, slab, w, input, transposed));
+  CAPSOPS_RETURN_IF_ERROR(
+      TransposeImage(exec, op, p, w, input + FirstRow(p, slab), transposed));
   const uint64_t remainders = w.x_stride * w.copies, pitch = w.pitch;
-  const uint64_t rows = w.read_rows;
-  const uint64_t frames = w.frames, channels = w.channels;
+  const uint64_t rows = w.y.read, frames = std::max(w.z.read, 1), dim = w.dim;
   TmaTensor<5> tensor;
-  tensor.size = {static_cast<uint64_t>(w.line()), remainders, rows, frames, channels};
+  tensor.size = {static_cast<uint64_t>(w.line()), remainders, rows, frames, dim};
   tensor.apart = {pitch, remainders * pitch, rows * remainders * pitch,
                   frames * rows * remainders * pitch};
   tensor.box = {kDepth, 1, 1, 1, static_cast<uint32_t>(w.box)};
   tensor.every = {1, 1, 1, 1, 1};
   CUtensorMap votes, image;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
-      op, grads, Matrices(w.columns, w.chunks * kDepth, w.frames * w.rows, kDepth),
+      op, grads, Matrices(w.columns, w.chunks * kDepth, w.z.count * w.y.count, kDepth),
       &votes));
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, tensor, &image));
   return WithProducts<16, 32>(w.products * 8, [&](auto products) {
@@ -332,7 +326,7 @@ LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
     return LaunchDependent(
         op, FinishWeightsKernel<shares.value>,
         dim3(w.row_tiles * w.column_tiles * w.products * kConsumerWarps),
-        32 * shares.value, 0, exec, w, Relay(p, slab.phase), static_cast<int>(p.in_dim),
+        32 * shares.value, 0, exec, w, Relay(p, slab.phase),
         reinterpret_cast<const float4*>(parts), grad_weights);
   };
   // Few parts of many small tiles take longer to share than to add.

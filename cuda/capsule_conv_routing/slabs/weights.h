@@ -14,21 +14,23 @@
 #include <cstdint>
 
 #include "cc/launch/capsule_conv_slabs.h"
+#include "cuda/capsule_conv_routing/slabs/axes.cuh"
 
 namespace capsops::capsule_conv_routing::slabs {
 
 // Kernel parameters, for slabs of a phase. Positions of an image row are sorted by the
 // remainder of pixels modulo the stride.
 struct WeightSums {
-  int frames, rows, chunks;  // the slab; chunks of 32 positions of a row
-  int types, columns;
-  int channels;  // numbers of a position of the image, all taps of depth
-  int y_taps, y_stride, y_dilation, y_pad;
+  FrameAxis z;
+  RowAxis y;
+  int chunks;  // of 32 positions of a row
+  int types, columns, dim;
   int x_taps, x_stride, x_dilation, x_pad;
   // Copies of the transposed image, 1, 2 or 4: copy n begins with pixel n - lead of
   // each remainder.
   int copies, lead;
-  // Boxes of `box` channels of a tap are columns of the product.
+  // Boxes of `box` channels of a tap are columns of the product. Taps are sorted by y,
+  // x and z.
   int box, boxes, tap_boxes;
   // A tile has `tile_boxes` boxes, the last one of its row fewer, and 128 columns of
   // the votes. `splits` blocks share a tile, or `last_splits` the last one.
@@ -37,12 +39,12 @@ struct WeightSums {
   bool halved;  // tiles have only 64 columns of the votes
   int splits, last_splits;
 
-  int64_t width, read_rows;  // the image that the slab reads
-  int64_t pitch;             // between transposed rows of one remainder
+  int64_t width;  // of the image
+  int64_t pitch;  // between transposed rows of one remainder
 
   WeightSums(const Problem& p, const Slab& slab, int processors);
 
-  int steps() const { return frames * rows * chunks; }
+  int steps() const { return z.count * y.count * chunks; }
   int blocks() const { return column_tiles * ((row_tiles - 1) * splits + last_splits); }
   // The pixels of an image row that have one remainder, and the positions of a copy.
   __host__ __device__ int64_t pixels() const {
@@ -52,14 +54,13 @@ struct WeightSums {
   // The numbers of all partial sums.
   int64_t parts() const { return int64_t{blocks()} * products * 256 * 4; }
   int64_t transposed() const {
-    return channels * frames * read_rows * x_stride * copies * pitch;
+    return int64_t{dim} * z.read * y.read * x_stride * copies * pitch;
   }
 };
 
-// Transposes the image that a slab reads.
+// Transposes the image from the first row on that a slab reads.
 LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p,
-                           const Slab& slab, const WeightSums& w, const float* input,
-                           float* transposed);
+                           const WeightSums& w, const float* image, float* transposed);
 // `grads` holds the gradients of the slab's votes; `first` tells whether it is the
 // first slab of its phase.
 LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,

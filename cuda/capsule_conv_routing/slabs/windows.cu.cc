@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/capsule_conv_routing/slabs/axes.cuh"
 #include "cuda/capsule_conv_routing/slabs/pack.h"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
 #include "cuda/capsule_conv_routing/slabs/products.h"
@@ -16,55 +17,24 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Returns the first input frame that a slab may read, and how many.
-inline int64_t FirstFrame(const Problem& p, const Slab& slab) {
-  return Patch(p, slab).begin_frame();
-}
-inline int64_t CountFrames(const Problem& p, const Slab& slab) {
-  return Patch(p, slab).end_frame() - FirstFrame(p, slab);
-}
 // The pixels of a padded row: those of all windows.
 inline int64_t PaddedWidth(const AxisPhase& x) {
   return (x.out.count - 1) * x.stride + x.taps;
 }
 
-// Kernel parameters. Depth is z.
+// Kernel parameters.
 struct Windows {
-  int frames, rows, width, types, columns;           // the votes
-  int read_rows, padded, pixel_dim, window, chunks;  // the copy
-  int y_taps, y_stride, y_dilation, y_pad;
-  int z_taps, z_stride, z_dilation, z_pad, depth;
-  int first, per_image, first_read;  // frames of the votes and of the input
+  FrameAxis z;
+  RowAxis y;
+  int width, types, columns;              // the votes
+  int padded, pixel_dim, window, chunks;  // the copy
   // A tile has 2^x_bits pixels of each of 2^(7 - x_bits) types.
   int x_bits, x_tiles, type_tiles, column_tiles;
 
   Windows(const Problem& p, const Slab& slab);
 
   __host__ __device__ int tiles() const {
-    return frames * rows * x_tiles * type_tiles * column_tiles;
-  }
-  // Return the frame of the copy, and its row, that a tap reads, or -1.
-  __device__ int Frame(int frame, int tap) const {
-    const int image = (first + frame) / per_image;
-    const int z =
-        (first + frame - image * per_image) * z_stride + tap * z_dilation - z_pad;
-    return z >= 0 && z < depth ? image * depth + z - first_read : -1;
-  }
-  __device__ int Row(int row, int tap) const {
-    const int y = row * y_stride + tap * y_dilation - y_pad;
-    return y >= 0 && y < read_rows ? y : -1;
-  }
-  // Calls visit(frame, row, tap) for the taps that read the image.
-  template <typename Visit>
-  __device__ void ForTaps(int frame, int row, const Visit& visit) const {
-    for (int z = 0; z < z_taps; ++z) {
-      const int from = Frame(frame, z);
-      if (from < 0) continue;
-      for (int y = 0; y < y_taps; ++y) {
-        const int line = Row(row, y);
-        if (line >= 0) visit(from, line, z * y_taps + y);
-      }
-    }
+    return z.count * y.count * x_tiles * type_tiles * column_tiles;
   }
 };
 
@@ -76,7 +46,7 @@ struct WindowTile {
     column = digits.Next(w.column_tiles);
     type = digits.Next(w.type_tiles) << (7 - w.x_bits);
     x = digits.Next(w.x_tiles) << w.x_bits;
-    row = digits.Next(w.rows);
+    row = digits.Next(w.y.count);
     frame = digits.rest;
   }
 };
@@ -100,15 +70,19 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       at.parity = 1;  // empty stages count as released
       for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x) {
         const WindowTile tile(w, n);
-        w.ForTaps(tile.frame, tile.row, [&](int frame, int line, int tap) {
-          for (int chunk = 0; chunk < w.chunks; ++chunk, at.Next(Ring::kCount)) {
-            char* const stage = stages.memory[at.at];
-            Barrier& full = stages.Claim(at);
-            TmaLoad(image, chunk * kDepth, tile.x, tile.type, line, frame, full, stage);
-            TmaLoad(weights, chunk * kDepth, tile.column * kProducts * 8, tap, full,
-                    stage + kRowBytes);
-          }
-        });
+        ForTaps<true>(w.z, w.y, tile.frame, tile.row,
+                      [&](int frame, int row, int z_tap, int y_tap) {
+                        const int tap = z_tap * w.y.taps + y_tap;
+                        for (int chunk = 0; chunk < w.chunks;
+                             ++chunk, at.Next(Ring::kCount)) {
+                          char* const stage = stages.memory[at.at];
+                          Barrier& full = stages.Claim(at);
+                          TmaLoad(image, chunk * kDepth, tile.x, tile.type, row, frame,
+                                  full, stage);
+                          TmaLoad(weights, chunk * kDepth, tile.column * kProducts * 8,
+                                  tap, full, stage + kRowBytes);
+                        }
+                      });
       }
     }
   } else {
@@ -117,14 +91,13 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     int box = 0;
     for (int number = blockIdx.x; number < w.tiles(); number += gridDim.x) {
       const WindowTile tile(w, number);
-      int steps = 0;
-      w.ForTaps(tile.frame, tile.row, [&](int, int, int) { steps += w.chunks; });
+      const int steps = CountTaps<true>(w.z, w.y, tile.frame, tile.row) * w.chunks;
       float sums[kProducts][4];
       stages.Multiply(steps, &at, sums);
       const int row = threadIdx.x / 32 * kBoxRows, column = tile.column * kProducts * 8;
       const int x = tile.x + (row & ((1 << w.x_bits) - 1));
       const int type = tile.type + (row >> w.x_bits);
-      const int line = tile.frame * w.rows + tile.row;
+      const int line = tile.frame * w.y.count + tile.row;
       StoreRows(sums, w.columns - column, stages.epilogue, &box,
                 [&](int n, const char* from) {
                   TmaStore(votes, column + n, x, type, line, from);
@@ -138,28 +111,15 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 }
 
 Windows::Windows(const Problem& p, const Slab& slab)
-    : frames(static_cast<int>(slab.frames)),
-      rows(static_cast<int>(slab.band.rows)),
+    : z(p, slab),
+      y(slab),
       width(static_cast<int>(slab.phase.x.out.count)),
       types(static_cast<int>(p.types)),
       columns(static_cast<int>(Columns(p))),
-      read_rows(static_cast<int>(slab.band.read_rows)),
       padded(static_cast<int>(PaddedWidth(slab.phase.x))),
       pixel_dim(static_cast<int>(p.in_dim)),
       window(static_cast<int>(slab.phase.x.taps * p.in_dim)),
       chunks(static_cast<int>(CeilDivide(window, kDepth))),
-      y_taps(static_cast<int>(slab.phase.y.taps)),
-      y_stride(static_cast<int>(slab.phase.y.stride)),
-      y_dilation(static_cast<int>(slab.phase.y.dilation)),
-      y_pad(static_cast<int>(slab.band.pad)),
-      z_taps(static_cast<int>(slab.phase.depth.taps)),
-      z_stride(static_cast<int>(slab.phase.depth.stride)),
-      z_dilation(static_cast<int>(slab.phase.depth.dilation)),
-      z_pad(static_cast<int>(slab.phase.depth.pad)),
-      depth(static_cast<int>(p.in_depth)),
-      first(static_cast<int>(slab.first)),
-      per_image(static_cast<int>(slab.phase.depth.out.count)),
-      first_read(static_cast<int>(FirstFrame(p, slab))),
       column_tiles(static_cast<int>(CeilDivide(columns, 256))) {
   // The fewest tiles.
   int64_t fewest = INT64_MAX;
@@ -175,7 +135,7 @@ Windows::Windows(const Problem& p, const Slab& slab)
 }
 
 int64_t PaddedImage(const Problem& p, const Slab& slab) {
-  return CountFrames(p, slab) * slab.band.read_rows * p.types *
+  return FrameAxis(p, slab).read * slab.band.read_rows * p.types *
          PaddedWidth(slab.phase.x) * p.in_dim;
 }
 
@@ -196,21 +156,20 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
                             const Slab& slab, const float* input, const float* packed,
                             float* padded, float* votes) {
   const Windows w(p, slab);
-  const int64_t frames = CountFrames(p, slab);
   CAPSOPS_RETURN_IF_ERROR(
-      PadImage(exec, op, p, slab, w.padded, w.first_read, frames, input, padded));
+      PadImage(exec, op, p, slab, w.padded, w.z.first_read, w.z.read, input, padded));
   const uint64_t dim = w.pixel_dim, row = w.padded * dim, types = w.types;
-  const uint64_t window = w.window, width = w.width, rows = w.read_rows;
+  const uint64_t window = w.window, width = w.width, rows = w.y.read;
   TmaTensor<5> image;
   image.size = {window, width, types, rows,
-                static_cast<uint64_t>(std::max<int64_t>(frames, 1))};
+                static_cast<uint64_t>(std::max(w.z.read, 1))};
   image.apart = {dim * slab.phase.x.stride, row, types * row, rows * types * row};
   image.box = {kDepth, 1u << w.x_bits, 1u << (7 - w.x_bits), 1, 1};
   image.every = {1, 1, 1, 1, 1};
   CUtensorMap left;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, padded, image, &left));
   // A box has 32 columns of a warp's 16 rows.
-  const uint64_t columns = w.columns, lines = uint64_t{1} * w.frames * w.rows;
+  const uint64_t columns = w.columns, lines = uint64_t{1} * w.z.count * w.y.count;
   const int x_bits = std::min(w.x_bits, 4);
   CUtensorMap to;
   CAPSOPS_RETURN_IF_ERROR(
@@ -223,7 +182,8 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
     CUtensorMap right;
     CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
         op, packed,
-        Matrices(window, w.columns, w.z_taps * w.y_taps, products.value * 8), &right));
+        Matrices(window, w.columns, w.z.image.taps * w.y.taps, products.value * 8),
+        &right));
     return LaunchProduct<WindowVotesKernel<products.value>, Stages<products.value>>(
         op, exec, std::min(w.tiles(), exec.device.processors), left, right, to, w);
   };

@@ -120,6 +120,7 @@ def _correctness_cases():
         ("windows_whole", (32, 48), (5, 5), 16, {"strides": 2}),
         ("windows_volume", (8, 26, 26), (3, 3, 3), 16, {"strides": 2}),
         ("windows_volume_up", (5, 9, 12), (2, 4, 4), 8, {**_UP, "batch": 1}),
+        ("rows_volume", (7, 6, 20), (3, 2, 3), 32, {"strides": (2, 1, 1)}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, (8, in_dim, 4, 32), use, **more)
@@ -129,6 +130,8 @@ def _correctness_cases():
         ("tiles_gaps", (9, 61), (3, 4), (7, 40, 3, 16), {"strides": 3, "dilations": 2}),
         ("tiles_wide", (7, 70), (2, 5), (4, 64, 4, 16), {}),
         ("tiles_up", (6, 45), (4, 4), (6, 16, 2, 16), {**_UP}),
+        ("tiles_volume", (7, 6, 40), (3, 2, 3), (3, 12, 4, 16), {"strides": (2, 1, 2)}),
+        ("tiles_planes", (6, 5, 32), (3, 2, 1), (1, 20, 2, 16), {"dilations": 2}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, capsules, use, **more)
