@@ -7,12 +7,18 @@
 
 #include <cuda_runtime.h>
 
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
 
 #include "cc/launch/capsule_conv_slabs.h"
 
 namespace capsops::capsule_conv_routing::slabs {
+
+// No position.
+constexpr int kNone = INT_MIN;
+// Divides without the instructions for it by one, the most common divisor.
+__device__ inline int Divide(int n, int by) { return by == 1 ? n : n / by; }
 
 struct TapAxis {
   int count, read;  // positions of the votes, and of the image
@@ -27,16 +33,17 @@ struct TapAxis {
         pad(static_cast<int>(pad)) {}
 
   // Returns the position of the image that position n of the votes reads by a tap, or
-  // -1.
+  // kNone.
   __device__ int Read(int n, int tap) const {
     const int from = n * stride + tap * dilation - pad;
-    return from >= 0 && from < read ? from : -1;
+    return from >= 0 && from < read ? from : kNone;
   }
   // Returns the position of the votes that reads position n of the image by a tap, or
-  // -1.
-  __device__ int Reader(int n, int tap) const {
-    const int from = n + pad - tap * dilation, at = from / stride;
-    return from >= 0 && at < count && at * stride == from ? at : -1;
+  // kNone. The next positions of the votes read positions n + stride and so on; if
+  // some of `several` exist, the first one may be negative.
+  __device__ int Reader(int n, int tap, int several = 1) const {
+    const int from = n + pad - tap * dilation, at = Divide(from, stride);
+    return at > -several && at < count && at * stride == from ? at : kNone;
   }
 };
 
@@ -61,42 +68,43 @@ struct FrameAxis {
         read(static_cast<int>(Patch(p, slab).end_frame()) - first_read) {}
 
   __device__ int Read(int frame, int tap) const {
-    const int number = (first + frame) / image.count;
+    const int number = Divide(first + frame, image.count);
     const int from = image.Read(first + frame - number * image.count, tap);
-    return from < 0 ? -1 : number * image.read + from - first_read;
+    return from == kNone ? kNone : number * image.read + from - first_read;
   }
   __device__ int Reader(int frame, int tap) const {
-    const int number = (first_read + frame) / image.read;
+    const int number = Divide(first_read + frame, image.read);
     const int from = image.Reader(first_read + frame - number * image.read, tap);
     const int at = number * image.count + from - first;
-    return from >= 0 && at >= 0 && at < count ? at : -1;
+    return from != kNone && at >= 0 && at < count ? at : kNone;
   }
 };
 
 // Calls visit(frame, row, z_tap, y_tap) for the image rows that row `row` of frame
-// `frame` of the votes reads, or without kVotes for the rows of the votes that read
-// this image row.
+// `frame` of the votes reads, or without kVotes for the first of the `several` rows of
+// the votes that read image rows from `row` on.
 template <bool kVotes, typename Visit>
 __device__ void ForTaps(const FrameAxis& z, const TapAxis& y, int frame, int row,
-                        const Visit& visit) {
+                        int several, const Visit& visit) {
   for (int z_tap = 0; z_tap < z.image.taps; ++z_tap) {
     const int from = kVotes ? z.Read(frame, z_tap) : z.Reader(frame, z_tap);
-    if (from < 0) continue;
+    if (from == kNone) continue;
     for (int y_tap = 0; y_tap < y.taps; ++y_tap) {
-      const int line = kVotes ? y.Read(row, y_tap) : y.Reader(row, y_tap);
-      if (line >= 0) visit(from, line, z_tap, y_tap);
+      const int line = kVotes ? y.Read(row, y_tap) : y.Reader(row, y_tap, several);
+      if (line != kNone) visit(from, line, z_tap, y_tap);
     }
   }
 }
 // Returns how often ForTaps calls visit().
 template <bool kVotes>
-__device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int row) {
+__device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int row,
+                         int several) {
   int frames = 0, rows = 0;
   for (int tap = 0; tap < z.image.taps; ++tap) {
-    frames += (kVotes ? z.Read(frame, tap) : z.Reader(frame, tap)) >= 0;
+    frames += (kVotes ? z.Read(frame, tap) : z.Reader(frame, tap)) != kNone;
   }
   for (int tap = 0; tap < y.taps; ++tap) {
-    rows += (kVotes ? y.Read(row, tap) : y.Reader(row, tap)) >= 0;
+    rows += (kVotes ? y.Read(row, tap) : y.Reader(row, tap, several)) != kNone;
   }
   return frames * rows;
 }

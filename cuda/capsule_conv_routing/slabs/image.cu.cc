@@ -5,9 +5,9 @@
 //   direct  windows have one tap across, no stride and no padding, so position n of the
 //           votes is position n of the image: a TMA reduction adds the products
 //   tiles   the products of all taps across are added up in shared memory first. A tile
-//           has whole pixels of a row of the votes. Its halo, the image pixels that it
-//           shares with the next tile, is added by another kernel, so that each pixel
-//           is always added to in the same order.
+//           has whole pixels of a row of the votes, or whole rows. Its halo, the image
+//           pixels that it shares with the next tile, is added by another kernel, so
+//           that each pixel is always added to in the same order.
 #include <algorithm>
 #include <cstdint>
 
@@ -33,10 +33,10 @@ struct AddPixels {
   int x_every, x_back;
   // A tile has tile_pixels pixels of a row of the votes. Its own image pixels begin
   // tile_step after those of the tile before. It also reaches the first `halo` of the
-  // next tile's.
-  int tile_pixels, tile_step, halo;
+  // next tile's. A tile of a whole row has tile_rows of them.
+  int tile_pixels, tile_step, halo, tile_rows;
   int tile_channels, round_channels;
-  Divisor by_quads, by_types, by_stride;
+  Divisor by_quads, by_types, by_reach, by_stride;
 
   // For windows that MayFit().
   AddPixels(const Problem& p, const Phase& phase)
@@ -53,10 +53,12 @@ struct AddPixels {
         x_pad(static_cast<int>(phase.x.pad)),
         x_every(x_stride / static_cast<int>(Gcd(x_stride, x_dilation))),
         x_back(x_every * x_dilation / x_stride),
-        tile_pixels(std::max(kTileRows / types, 1)),
+        tile_pixels(std::clamp(votes_width, 1, std::max(kTileRows / types, 1))),
         tile_step(tile_pixels * x_stride),
         halo(std::max((x_taps - 1) * x_dilation + 1 - x_stride, 0)),
+        tile_rows(1),
         by_types(types),
+        by_reach(tile_step + halo),
         by_stride(x_stride) {
     const auto even = [](int all, int parts) {
       return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
@@ -67,6 +69,11 @@ struct AddPixels {
     while (x_taps * even(tile_channels, rounds) > kRoundColumns) ++rounds;
     round_channels = even(tile_channels, rounds);
     by_quads = Divisor(round_channels / 4);
+    if (tile_pixels < votes_width) return;
+    while (2 * tile_rows * tile_pixels * types <= kTileRows &&
+           tile_rows * phase.y.stride < p.in_height) {
+      tile_rows *= 2;
+    }
   }
 
   // Whether there are channels enough for a round, and numbers stay small.
@@ -74,15 +81,17 @@ struct AddPixels {
     return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
   }
   // Whether no tile reaches past the next one, and Divisor takes the numbers of items.
-  bool Fits() const { return halo <= tile_step && items() < 65536; }
-  // The (pixel, type, 4 channels) that a tile adds to in a round.
+  bool Fits() const {
+    return (halo <= tile_step || tile_pixels >= votes_width) && items() < 65536;
+  }
+  // The (row, pixel, type, 4 channels) that a tile adds to in a round.
   __host__ __device__ int items() const {
-    return (tile_step + halo) * types * (round_channels / 4);
+    return tile_rows * (tile_step + halo) * types * (round_channels / 4);
   }
   // The numbers of a halo, and of all halos.
   __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
   int64_t Halos(const RowProduct& w) const {
-    return int64_t{w.frames(false)} * w.rows(false) * (w.across - 1) * HaloSize();
+    return int64_t{w.z.read} * w.y.read * (w.across - 1) * HaloSize();
   }
 
   template <int kProducts>
@@ -120,18 +129,22 @@ struct AddPixels {
   __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
                            int first, int end) const {
     const bool last = tile.across == w.across - 1;
-    float* const row =
-        image + (int64_t{tile.frame} * height + tile.row) * width * types * dim;
-    const int64_t line = int64_t{tile.frame} * w.rows(false) + tile.row;
+    const int64_t row_size = int64_t{width} * types * dim;
+    float* const first_row =
+        image + (int64_t{tile.frame} * height + tile.row) * row_size;
+    const int64_t line = int64_t{tile.frame} * w.y.read + tile.row;
     float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
     const int step = x_every * round_channels - x_back * types * kPitch;
     for (int n = threadIdx.x; n < items(); n += kConsumers) {
       int quad, type;
-      const int pixel = by_types.Split(by_quads.Split(n, &quad), &type);
+      int pixel = by_types.Split(by_quads.Split(n, &quad), &type), row = 0;
+      if (tile_rows > 1) row = by_reach.Split(pixel, &pixel);
       const int x = left + pixel, channel = first + quad * 4;
-      if (x < 0 || x >= width || channel >= end) continue;
+      const int down = row * w.y.stride;
+      if (x < 0 || x >= width || channel >= end || tile.row + down >= w.y.read)
+        continue;
       const bool in_halo = !last && pixel >= tile_step;
       int tap = 0, from = pixel;
       if (x_stride > 1) {
@@ -152,8 +165,8 @@ struct AddPixels {
         }
       }
       float4 sum = {};
-      const float* at =
-          round + (from * types + type) * kPitch + tap * round_channels + quad * 4;
+      const float* at = round + (row * w.positions + from * types + type) * kPitch +
+                        tap * round_channels + quad * 4;
       for (; tap < x_taps; tap += x_every, from -= x_back, at += step) {
         if (from < 0 || from >= pixels) continue;
         const float4 added = *reinterpret_cast<const float4*>(at);
@@ -164,7 +177,9 @@ struct AddPixels {
             tile_halo + int64_t{(pixel - tile_step) * types + type} * dim + channel) =
             sum;
       } else {
-        AddToGlobal(row + int64_t{x * types + type} * dim + channel, sum);
+        AddToGlobal(
+            first_row + down * row_size + int64_t{x * types + type} * dim + channel,
+            sum);
       }
     }
   }
@@ -226,6 +241,7 @@ RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels& add) 
   RowProduct w(p, slab, Columns(p), p.in_dim, add.tile_pixels * p.types);
   w.box_taps = add.x_taps;
   w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
+  w.tile_rows = add.tile_rows;
   return w;
 }
 
@@ -252,7 +268,7 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
   const int blocks = static_cast<int>(
       std::min<int64_t>(CeilDivide(quads, kHaloThreads), 8 * exec.device.processors));
   return LaunchDependent(op, AddHalosKernel, dim3(blocks), kHaloThreads, 0, exec, add,
-                         w.rows(false), w.across - 1, quads);
+                         w.y.read, w.across - 1, quads);
 }
 
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,

@@ -29,6 +29,7 @@ constexpr int kRowBytes = kTileRows * kSwizzleBytes, kAlignment = 1024;
 // Each consumer warp has two boxes of 16 rows by 32 columns: TMA stores one while the
 // warp fills the other.
 constexpr int kBoxRows = 16, kBoxBytes = kBoxRows * kSwizzleBytes;
+constexpr uint32_t kStoreColumns = kSwizzleBytes / sizeof(float);
 constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes;
 
 // Shared memory: a ring of stages, each with kDepth terms of rows, then of columns, and
@@ -179,7 +180,7 @@ inline TmaTensor<4> Stored(std::array<uint64_t, 4> size, std::array<uint64_t, 3>
   TmaTensor<4> tensor;
   tensor.size = size;
   tensor.apart = apart;
-  tensor.box = {kSwizzleBytes / sizeof(float), rows, planes, 1};
+  tensor.box = {kStoreColumns, rows, planes, 1};
   tensor.every = {1, 1, 1, 1};
   tensor.rounded = false;
   return tensor;

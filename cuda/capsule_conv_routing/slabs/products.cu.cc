@@ -27,7 +27,8 @@ bool Serves(const GpuExec& exec, const Problem& p) {
 }
 
 // Windows are no gain without taps across, nor in images where they fill the narrowest
-// tiles (docs/notebook/slim_capsules.md).
+// tiles. In volumes, nor are weights by copies of the transposed image for several
+// shifts (docs/notebook/slim_capsules.md).
 OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
   const bool serves = Serves(exec, p);
@@ -36,7 +37,8 @@ OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
              (Columns(p) > 64 || (Columns(p) == 64 && p.kernel_depth > 1)) &&
              ReadsWindows(p);
   by_image_ = serves && gradient && AddsImage(p);
-  by_weights_ = serves && gradient && SumsWeights(p);
+  by_weights_ =
+      serves && gradient && (p.kernel_depth == 1 || p.types % 4 == 0) && SumsWeights(p);
 }
 
 int64_t OwnProducts::Scratch(const Slab& slab) const {

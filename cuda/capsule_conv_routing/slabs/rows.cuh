@@ -31,8 +31,9 @@ struct RowProduct {
   // column of the product. A stage loads tile_columns of them for each of box_taps taps
   // across.
   int filter_rows, box_taps = 1;
-  // Tiles.
-  int tile_positions, across, tile_columns, column_tiles;
+  // Tiles. One of the image may have tile_rows whole rows, y.stride apart, so that the
+  // rows of the votes that read these by a tap are neighbors.
+  int tile_positions, across, tile_columns, column_tiles, tile_rows = 1;
 
   // Tiles have 256 rows of the filter at most. Who loads several taps sets box_taps and
   // column_tiles.
@@ -54,27 +55,39 @@ struct RowProduct {
         tile_columns(0),
         column_tiles(static_cast<int>(CeilDivide(filter_rows, 256))) {}
 
-  // The frames and rows of the votes, or of the image that they read.
+  // Tiles are of the votes, or of the image that they read.
   __host__ __device__ int frames(bool votes) const { return votes ? z.count : z.read; }
-  __host__ __device__ int rows(bool votes) const { return votes ? y.count : y.read; }
-  // From frame to frame, in rows.
-  __host__ __device__ int pitch(bool votes) const { return votes ? y.count : height; }
-  // All rows from the first to the last, one at least.
-  __host__ __device__ int lines(bool votes) const {
-    const int all = (frames(votes) - 1) * pitch(votes) + rows(votes);
-    return all > 1 ? all : 1;
+  __host__ __device__ int row_tiles(bool votes) const {
+    if (votes) return y.count;
+    if (tile_rows == 1) return y.read;
+    return (y.read + y.stride * tile_rows - 1) / (y.stride * tile_rows) * y.stride;
   }
   __host__ __device__ int tiles(bool votes) const {
-    return frames(votes) * rows(votes) * across * column_tiles;
+    return frames(votes) * row_tiles(votes) * across * column_tiles;
   }
   // An even share of the columns for each tile.
   int64_t wide() const { return CeilDivide(filter_rows, column_tiles); }
+  // The positions of a row of a box.
+  __host__ __device__ int box_positions() const {
+    return tile_rows == 1 ? kTileRows : positions;
+  }
   __host__ __device__ int box_bytes() const {
-    return kRowBytes + box_taps * tile_columns * kSwizzleBytes;
+    return (tile_rows * box_positions() + box_taps * tile_columns) * kSwizzleBytes;
+  }
+  // A tensor of `rows` rows of each frame, with `count` positions of `numbers` numbers.
+  TmaTensor<4> Rows(bool votes, uint64_t numbers, uint64_t count) const {
+    const uint64_t row = count * numbers, rows = votes ? y.count : y.read;
+    TmaTensor<4> tensor;
+    tensor.size = {numbers, count, rows,
+                   static_cast<uint64_t>(std::max(frames(votes), 1))};
+    tensor.apart = {numbers, row, (votes ? y.count : height) * row};
+    tensor.every = {1, 1, 1, 1};
+    return tensor;
   }
 };
 
-// Rows in the middle, which most taps reach, are first.
+// Rows in the middle, which most taps reach, are first. Of several rows, `row` is the
+// first one.
 struct RowTile {
   int frame, row, across, column_tile;
 
@@ -83,8 +96,12 @@ struct RowTile {
     column_tile = digits.Next(w.column_tiles);
     across = digits.Next(w.across);
     frame = digits.Next(w.frames(votes));
-    const int rank = digits.rest, middle = w.rows(votes) / 2;
+    const int rank = digits.rest, middle = w.row_tiles(votes) / 2;
     row = rank % 2 == 0 ? middle + rank / 2 : middle - (rank + 1) / 2;
+    if (w.tile_rows > 1) {
+      const int turn = row / w.y.stride;
+      row += turn * (w.tile_rows - 1) * w.y.stride;
+    }
   }
 };
 
@@ -112,12 +129,11 @@ struct StoreTile {
                              int* box) const {
     const int first = tile.column_tile * w.tile_columns;
     const int position = tile.across * kTileRows + threadIdx.x / 32 * kBoxRows;
-    const int line = tile.frame * w.pitch(!adds) + tile.row;
     StoreRows(sums, columns - first, boxes, box, [&](int column, const char* from) {
       if (adds) {
-        TmaAdd(to, first + column, position, line, 0, from);
+        TmaAdd(to, first + column, position, tile.row, tile.frame, from);
       } else {
-        TmaStore(to, first + column, position, line, 0, from);
+        TmaStore(to, first + column, position, tile.row, tile.frame, from);
       }
     });
   }
@@ -129,14 +145,11 @@ inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds,
                                  float* to, StoreTile* store) {
   store->columns = w.filter_rows;
   store->adds = adds;
-  const uint64_t columns = w.filter_rows, lines = w.lines(!adds);
-  const uint64_t pitch = adds ? w.read_positions : w.positions;
-  const uint64_t positions = std::min<uint64_t>(w.positions, pitch);
-  return MakeTensorMap(
-      op, to,
-      Stored({columns, positions, lines, 1},
-             {columns, pitch * columns, lines * pitch * columns}, kBoxRows, 1),
-      &store->to);
+  auto tensor = w.Rows(!adds, w.filter_rows, adds ? w.read_positions : w.positions);
+  tensor.size[1] = std::min<uint64_t>(tensor.size[1], w.positions);
+  tensor.box = {kStoreColumns, kBoxRows, 1, 1};
+  tensor.rounded = false;
+  return MakeTensorMap(op, to, tensor, &store->to);
 }
 
 // With kVotes, makes votes of an image:
@@ -167,16 +180,16 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const int bytes = w.box_bytes();
       ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
         ForTaps<kVotes>(
-            w.z, w.y, tile.frame, tile.row,
+            w.z, w.y, tile.frame, tile.row, w.tile_rows,
             [&](int frame, int row, int z_tap, int y_tap) {
-              const int line = frame * w.pitch(!kVotes) + row;
               int x_tap = 0, shift = kVotes ? w.x_begin : 0;
               const int steps = kVotes ? w.chunks * w.x_taps : w.chunks;
               for (int n = 0, chunk = 0; n < steps; ++n, at.Next(Ring::kCount)) {
                 char* const stage = stages.memory[at.at];
                 Barrier& full = stages.Claim(at, bytes);
                 TmaLoad(positions, chunk * kDepth,
-                        tile.across * w.tile_positions + shift, line, full, stage);
+                        tile.across * w.tile_positions + shift, row, frame, full,
+                        stage);
                 TmaLoad(weights, chunk * kDepth, tile.column_tile * w.tile_columns,
                         z_tap, x_tap, y_tap, full, stage + kRowBytes);
                 if (++chunk < w.chunks) continue;
@@ -192,7 +205,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     PipelineState at;
     int box = 0;
     ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
-      const int steps = CountTaps<kVotes>(w.z, w.y, tile.frame, tile.row) *
+      const int steps = CountTaps<kVotes>(w.z, w.y, tile.frame, tile.row, w.tile_rows) *
                         (kVotes ? w.chunks * w.x_taps : w.chunks);
       float sums[kProducts][4];
       stages.Multiply(steps, &at, sums);
@@ -219,12 +232,11 @@ LaunchError LaunchRowProduct(const GpuExec& exec, const char* op, RowProduct w,
   filter.box = {kDepth, static_cast<uint32_t>(columns), 1,
                 static_cast<uint32_t>(w.box_taps), 1};
   filter.every = {1, 1, 1, 1, 1};
+  auto read = w.Rows(!kVotes, w.terms, kVotes ? w.read_positions : w.positions);
+  read.box = {kDepth, static_cast<uint32_t>(w.box_positions()),
+              static_cast<uint32_t>(w.tile_rows), 1};
   CUtensorMap left, right;
-  CAPSOPS_RETURN_IF_ERROR(
-      MakeTensorMap(op, positions,
-                    Matrices(w.terms, kVotes ? w.read_positions : w.positions,
-                             w.lines(!kVotes), kTileRows),
-                    &left));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, positions, read, &left));
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, weights, filter, &right));
   return LaunchProduct<RowProductKernel<kProducts, kVotes, Epilogue>,
                        Stages<kProducts, Epilogue::kBytes>>(

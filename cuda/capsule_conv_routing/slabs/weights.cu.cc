@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                   stage + lane * kDepth * kSwizzleBytes);
         }
         if (lane < place.boxes) {
-          TmaLoad(image, chunk * kDepth + begin, remainder, y * w.y.stride + down, from,
-                  channel, stages.full[at.at],
+          TmaLoad(image, chunk * kDepth + begin, remainder, y * w.y.stride + down,
+                  max(from, -1), channel, stages.full[at.at],
                   stage + kRowBytes + lane * w.box * kSwizzleBytes);
         }
         if (++chunk < w.chunks) continue;

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       at.parity = 1;  // empty stages count as released
       for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x) {
         const WindowTile tile(w, n);
-        ForTaps<true>(w.z, w.y, tile.frame, tile.row,
+        ForTaps<true>(w.z, w.y, tile.frame, tile.row, 1,
                       [&](int frame, int row, int z_tap, int y_tap) {
                         const int tap = z_tap * w.y.taps + y_tap;
                         for (int chunk = 0; chunk < w.chunks;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     int box = 0;
     for (int number = blockIdx.x; number < w.tiles(); number += gridDim.x) {
       const WindowTile tile(w, number);
-      const int steps = CountTaps<true>(w.z, w.y, tile.frame, tile.row) * w.chunks;
+      const int steps = CountTaps<true>(w.z, w.y, tile.frame, tile.row, 1) * w.chunks;
       float sums[kProducts][4];
       stages.Multiply(steps, &at, sums);
       const int row = threadIdx.x / 32 * kBoxRows, column = tile.column * kProducts * 8;
