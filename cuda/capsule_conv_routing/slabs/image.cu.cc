@@ -36,7 +36,7 @@ struct AddPixels {
   // next tile's. A tile of a whole row has tile_rows of them.
   int tile_pixels, tile_step, halo, tile_rows;
   int tile_channels, round_channels;
-  Divisor by_quads, by_types, by_reach, by_stride;
+  Divisor by_stride;
 
   // For windows that MayFit().
   AddPixels(const Problem& p, const Phase& phase)
@@ -57,8 +57,6 @@ struct AddPixels {
         tile_step(tile_pixels * x_stride),
         halo(std::max((x_taps - 1) * x_dilation + 1 - x_stride, 0)),
         tile_rows(1),
-        by_types(types),
-        by_reach(tile_step + halo),
         by_stride(x_stride) {
     const auto even = [](int all, int parts) {
       return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
@@ -68,7 +66,6 @@ struct AddPixels {
     tile_channels = even(dim, tiles);
     while (x_taps * even(tile_channels, rounds) > kRoundColumns) ++rounds;
     round_channels = even(tile_channels, rounds);
-    by_quads = Divisor(round_channels / 4);
     if (tile_pixels < votes_width) return;
     while (2 * tile_rows * tile_pixels * types <= kTileRows &&
            tile_rows * phase.y.stride < p.in_height) {
@@ -80,13 +77,10 @@ struct AddPixels {
   static bool MayFit(const AxisPhase& x) {
     return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
   }
-  // Whether no tile reaches past the next one, and Divisor takes the numbers of items.
+  // Whether no tile reaches past the next one, and by_stride takes all pixels.
   bool Fits() const {
-    return (halo <= tile_step || tile_pixels >= votes_width) && items() < 65536;
-  }
-  // The (row, pixel, type, 4 channels) that a tile adds to in a round.
-  __host__ __device__ int items() const {
-    return tile_rows * (tile_step + halo) * types * (round_channels / 4);
+    return (halo <= tile_step || tile_pixels >= votes_width) &&
+           tile_step + halo < 65536;
   }
   // The numbers of a halo, and of all halos.
   __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
@@ -128,33 +122,51 @@ struct AddPixels {
   // sums to the image, or stores those of the next tile's pixels in `halos`.
   __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
                            int first, int end) const {
-    const bool last = tile.across == w.across - 1;
-    const int64_t row_size = int64_t{width} * types * dim;
-    float* const first_row =
-        image + (int64_t{tile.frame} * height + tile.row) * row_size;
-    const int64_t line = int64_t{tile.frame} * w.y.read + tile.row;
-    float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
-    const int left = tile.across * tile_step - x_pad;
-    const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
-    const int step = x_every * round_channels - x_back * types * kPitch;
-    for (int n = threadIdx.x; n < items(); n += kConsumers) {
-      int quad, type;
-      int pixel = by_types.Split(by_quads.Split(n, &quad), &type), row = 0;
-      if (tile_rows > 1) row = by_reach.Split(pixel, &pixel);
-      const int x = left + pixel, channel = first + quad * 4;
-      const int down = row * w.y.stride;
-      if (x < 0 || x >= width || channel >= end || tile.row + down >= w.y.read)
-        continue;
+    const int quads = round_channels / 4, lanes = types * quads;
+    const int together = max(kConsumers / lanes, 1);
+    const int group = lanes < kConsumers ? threadIdx.x / lanes : 0;
+    if (group >= together) return;
+    for (int lane = threadIdx.x - group * lanes; lane < lanes; lane += kConsumers) {
+      const int type = lane / quads, column = (lane - type * quads) * 4;
+      if (first + column >= end) continue;
+      for (int row = 0; row < tile_rows; ++row) {
+        const int y = tile.row + row * w.y.stride;
+        if (y >= w.y.read) break;
+        const int64_t line = int64_t{tile.frame} * height + y;
+        const int64_t element = int64_t{type} * dim + first + column;
+        float* const halo_row =
+            halos +
+            ((int64_t{tile.frame} * w.y.read + y) * (w.across - 1) + tile.across) *
+                HaloSize();
+        AddRow(tile.across, tile.across == w.across - 1, group, together,
+               round + (row * w.positions + type) * kPitch + column,
+               image + line * width * types * dim + element, halo_row + element);
+      }
+    }
+  }
+
+  // Adds up every `together`-th pixel of a row, from `group` on, of one type and four
+  // channels.
+  __device__ void AddRow(int across, bool last, int group, int together,
+                         const float* products, float* row, float* tile_halo) const {
+    const int left = across * tile_step - x_pad,
+              reach = min(tile_step + halo, width - left);
+    const int pixels = min(tile_pixels, votes_width - across * tile_pixels);
+    const int pixel_pitch = types * kPitch, pixel_size = types * dim;
+    const int step = x_every * round_channels - x_back * pixel_pitch;
+    const int whole = Divide(x_dilation, x_stride),
+              part = x_dilation - whole * x_stride;
+    for (int pixel = group; pixel < reach; pixel += together) {
+      if (left + pixel < 0) continue;
       const bool in_halo = !last && pixel >= tile_step;
       int tap = 0, from = pixel;
       if (x_stride > 1) {
         // The first tap of which `pixel - tap * x_dilation` is a multiple of x_stride.
         int rest;
         from = by_stride.Split(pixel, &rest);
-        const int dilation_rest = x_dilation % x_stride;
         for (; tap < x_every && rest != 0; ++tap) {
-          rest -= dilation_rest;
-          from -= x_dilation / x_stride;
+          rest -= part;
+          from -= whole;
           if (rest >= 0) continue;
           rest += x_stride;
           --from;
@@ -165,21 +177,17 @@ struct AddPixels {
         }
       }
       float4 sum = {};
-      const float* at = round + (row * w.positions + from * types + type) * kPitch +
-                        tap * round_channels + quad * 4;
+      const float* at = products + from * pixel_pitch + tap * round_channels;
+#pragma unroll 4
       for (; tap < x_taps; tap += x_every, from -= x_back, at += step) {
         if (from < 0 || from >= pixels) continue;
         const float4 added = *reinterpret_cast<const float4*>(at);
         sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
       }
       if (in_halo) {
-        *reinterpret_cast<float4*>(
-            tile_halo + int64_t{(pixel - tile_step) * types + type} * dim + channel) =
-            sum;
+        *reinterpret_cast<float4*>(tile_halo + (pixel - tile_step) * pixel_size) = sum;
       } else {
-        AddToGlobal(
-            first_row + down * row_size + int64_t{x * types + type} * dim + channel,
-            sum);
+        AddToGlobal(row + (left + pixel) * pixel_size, sum);
       }
     }
   }
