@@ -57,7 +57,7 @@ struct RowAxis : TapAxis {
 struct FrameAxis {
   TapAxis image;          // the frames of one image
   int first, first_read;  // the first frames of the slab
-  int count, read;        // how many the slab has
+  int count, read;        // frames of the slab
 
   FrameAxis(const Problem& p, const Slab& slab)
       : image(slab.phase.depth, slab.phase.depth.out.count, p.in_depth,

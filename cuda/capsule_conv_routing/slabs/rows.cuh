@@ -121,7 +121,7 @@ struct StoreTile {
   static constexpr int kBytes = kStoreBytes;
   CUtensorMap to;
   int columns;
-  bool adds;  // to the image
+  bool adds;  // whether it adds
 
   template <int kProducts>
   __device__ void operator()(const RowProduct& w, const RowTile& tile,

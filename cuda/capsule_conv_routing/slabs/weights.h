@@ -23,7 +23,7 @@ namespace capsops::capsule_conv_routing::slabs {
 struct WeightSums {
   FrameAxis z;
   RowAxis y;
-  int chunks;  // of 32 positions of a row
+  int chunks;  // runs of 32 positions of a row
   int types, columns, dim;
   int x_taps, x_stride, x_dilation, x_pad;
   // Copies of the transposed image, 1, 2 or 4: copy n begins with pixel n - lead of
@@ -39,7 +39,7 @@ struct WeightSums {
   bool halved;  // tiles have only 64 columns of the votes
   int splits, last_splits;
 
-  int64_t width;  // of the image
+  int64_t width;  // pixels of an image row
   int64_t pitch;  // between transposed rows of one remainder
 
   WeightSums(const Problem& p, const Slab& slab, int processors);
