@@ -9,7 +9,8 @@
 // channel: its pose columns are the parents' numbers, and its pose rows the types or,
 // if each type has its own weights, its pose depth the types. Of a volume, the frames
 // that an output frame reads become channels: frames and taps of depth are copied for
-// that. The weights of phases that do not have all taps are copied, too.
+// that, unless a device has products of its own. The weights of phases that do not have
+// all taps are copied, too.
 #pragma once
 
 #include <algorithm>
@@ -215,23 +216,17 @@ struct Patch {
   }
   // Return the range of the input's frames, over all images, that the slab may read.
   int64_t begin_frame() const {
-    return first / per_image * depth + (OneImage() ? Clamped(Least()) : 0);
+    return first / per_image * depth + Clamped(first % per_image * read_step + read);
   }
   int64_t end_frame() const {
-    return (first + frames - 1) / per_image * depth +
-           (OneImage() ? Clamped(Most() + 1) : depth);
+    const int64_t last = first + frames - 1;
+    const int64_t most =
+        last % per_image * read_step + read + (channels - 1) * read_tap;
+    return last / per_image * depth + Clamped(most + 1);
   }
 
  private:
-  bool OneImage() const {
-    return first / per_image == (first + frames - 1) / per_image;
-  }
   int64_t Clamped(int64_t frame) const { return std::clamp(frame, int64_t{0}, depth); }
-  int64_t Least() const { return first % per_image * read_step + read; }
-  int64_t Most() const {
-    return (first + frames - 1) % per_image * read_step + read +
-           (channels - 1) * read_tap;
-  }
 };
 
 // The copy of a phase's weights, [y taps][x taps][channels][groups][matrix], from

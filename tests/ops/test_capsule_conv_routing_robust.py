@@ -16,7 +16,7 @@ import tf_capsops
 
 _LARGE = ["bands", "bands_strided", "bands_up", "images", "slices", "slices_up"]
 _LARGE += ["tiles_direct", "tiles_gaps", "tiles_wide", "tiles_up"]
-_LARGE += ["tiles_volume", "tiles_planes", "rows_volume"]
+_LARGE += ["tiles_volume", "tiles_planes", "tiles_images", "rows_volume"]
 
 
 def _of_case(name, dtype):

@@ -32,7 +32,8 @@ PRODUCTS = (
     *("rows", "rows_up", "rows_volume"),
     *("windows", "windows_whole", "windows_volume", "windows_volume_up"),
     *("tiles_direct", "tiles_gaps", "tiles_wide", "tiles_up"),
-    *("tiles_volume", "tiles_planes"),
+    *("tiles_volume", "tiles_planes", "tiles_rows", "tiles_narrow", "tiles_lanes"),
+    "tiles_images",
 )
 
 if paths.WITH_GPU:

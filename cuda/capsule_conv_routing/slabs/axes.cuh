@@ -39,8 +39,9 @@ struct TapAxis {
     return from >= 0 && from < read ? from : kNone;
   }
   // Returns the position of the votes that reads position n of the image by a tap, or
-  // kNone. The next positions of the votes read positions n + stride and so on; if
-  // some of `several` exist, the first one may be negative.
+  // kNone. Of `several` positions of the image, n, n + stride and so on, the positions
+  // of the votes are neighbors: returns the first of them, which does not exist if it
+  // is negative, unless none exists.
   __device__ int Reader(int n, int tap, int several = 1) const {
     const int from = n + pad - tap * dilation, at = Divide(from, stride);
     return at > -several && at < count && at * stride == from ? at : kNone;
@@ -67,42 +68,50 @@ struct FrameAxis {
         count(static_cast<int>(slab.frames)),
         read(static_cast<int>(Patch(p, slab).end_frame()) - first_read) {}
 
-  __device__ int Read(int frame, int tap) const {
-    const int number = Divide(first + frame, image.count);
-    const int from = image.Read(first + frame - number * image.count, tap);
+  // Returns the frame that frame n of the votes reads by a tap, or kNone.
+  __device__ int Read(int n, int tap) const {
+    const int number = Divide(first + n, image.count);
+    const int from = image.Read(first + n - number * image.count, tap);
     return from == kNone ? kNone : number * image.read + from - first_read;
   }
-  __device__ int Reader(int frame, int tap) const {
-    const int number = Divide(first_read + frame, image.read);
-    const int from = image.Reader(first_read + frame - number * image.read, tap);
-    const int at = number * image.count + from - first;
-    return from != kNone && at >= 0 && at < count ? at : kNone;
+  // Calls visit(frame, tap) for the frames that frame n of the votes reads, or without
+  // kVotes for the frames of the votes that read frame n.
+  template <bool kVotes, typename Visit>
+  __device__ void ForTaps(int n, const Visit& visit) const {
+    const int size = kVotes ? image.count : image.read;
+    const int all = n + (kVotes ? first : first_read), number = Divide(all, size);
+    const int begin =
+        kVotes ? number * image.read - first_read : number * image.count - first;
+    for (int tap = 0; tap < image.taps; ++tap) {
+      const int at = kVotes ? image.Read(all - number * size, tap)
+                            : image.Reader(all - number * size, tap);
+      if (at == kNone) continue;
+      const int frame = begin + at;
+      if (kVotes || (frame >= 0 && frame < count)) visit(frame, tap);
+    }
   }
 };
 
 // Calls visit(frame, row, z_tap, y_tap) for the image rows that row `row` of frame
-// `frame` of the votes reads, or without kVotes for the first of the `several` rows of
-// the votes that read image rows from `row` on.
+// `frame` of the votes reads. Without kVotes, `row` is the first of `several` rows of
+// the image, y.stride apart, and visit() gets the first row of the votes that reads one
+// of them (Reader).
 template <bool kVotes, typename Visit>
 __device__ void ForTaps(const FrameAxis& z, const TapAxis& y, int frame, int row,
                         int several, const Visit& visit) {
-  for (int z_tap = 0; z_tap < z.image.taps; ++z_tap) {
-    const int from = kVotes ? z.Read(frame, z_tap) : z.Reader(frame, z_tap);
-    if (from == kNone) continue;
+  z.ForTaps<kVotes>(frame, [&](int from, int z_tap) {
     for (int y_tap = 0; y_tap < y.taps; ++y_tap) {
       const int line = kVotes ? y.Read(row, y_tap) : y.Reader(row, y_tap, several);
       if (line != kNone) visit(from, line, z_tap, y_tap);
     }
-  }
+  });
 }
 // Returns how often ForTaps calls visit().
 template <bool kVotes>
 __device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int row,
                          int several) {
   int frames = 0, rows = 0;
-  for (int tap = 0; tap < z.image.taps; ++tap) {
-    frames += (kVotes ? z.Read(frame, tap) : z.Reader(frame, tap)) != kNone;
-  }
+  z.ForTaps<kVotes>(frame, [&](int, int) { ++frames; });
   for (int tap = 0; tap < y.taps; ++tap) {
     rows += (kVotes ? y.Read(row, tap) : y.Reader(row, tap, several)) != kNone;
   }

@@ -36,7 +36,8 @@ struct AddPixels {
   // next tile's. A tile of a whole row has tile_rows of them.
   int tile_pixels, tile_step, halo, tile_rows;
   int tile_channels, round_channels;
-  Divisor by_stride;
+  int dilation_turns, dilation_rest;  // x_dilation, divided by x_stride
+  Divisor by_quads, by_stride;
 
   // For windows that MayFit().
   AddPixels(const Problem& p, const Phase& phase)
@@ -57,6 +58,8 @@ struct AddPixels {
         tile_step(tile_pixels * x_stride),
         halo(std::max((x_taps - 1) * x_dilation + 1 - x_stride, 0)),
         tile_rows(1),
+        dilation_turns(x_dilation / x_stride),
+        dilation_rest(x_dilation % x_stride),
         by_stride(x_stride) {
     const auto even = [](int all, int parts) {
       return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
@@ -66,6 +69,7 @@ struct AddPixels {
     tile_channels = even(dim, tiles);
     while (x_taps * even(tile_channels, rounds) > kRoundColumns) ++rounds;
     round_channels = even(tile_channels, rounds);
+    by_quads = Divisor(round_channels / 4);
     if (tile_pixels < votes_width) return;
     while (2 * tile_rows * tile_pixels * types <= kTileRows &&
            tile_rows * phase.y.stride < p.in_height) {
@@ -122,42 +126,31 @@ struct AddPixels {
   // sums to the image, or stores those of the next tile's pixels in `halos`.
   __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
                            int first, int end) const {
-    const int quads = round_channels / 4, lanes = types * quads;
-    const int together = max(kConsumers / lanes, 1);
-    const int group = lanes < kConsumers ? threadIdx.x / lanes : 0;
-    if (group >= together) return;
-    for (int lane = threadIdx.x - group * lanes; lane < lanes; lane += kConsumers) {
-      const int type = lane / quads, column = (lane - type * quads) * 4;
-      if (first + column >= end) continue;
-      for (int row = 0; row < tile_rows; ++row) {
-        const int y = tile.row + row * w.y.stride;
-        if (y >= w.y.read) break;
-        const int64_t line = int64_t{tile.frame} * height + y;
-        const int64_t element = int64_t{type} * dim + first + column;
-        float* const halo_row =
-            halos +
-            ((int64_t{tile.frame} * w.y.read + y) * (w.across - 1) + tile.across) *
-                HaloSize();
-        AddRow(tile.across, tile.across == w.across - 1, group, together,
-               round + (row * w.positions + type) * kPitch + column,
-               image + line * width * types * dim + element, halo_row + element);
-      }
-    }
-  }
-
-  // Adds up every `together`-th pixel of a row, from `group` on, of one type and four
-  // channels.
-  __device__ void AddRow(int across, bool last, int group, int together,
-                         const float* products, float* row, float* tile_halo) const {
-    const int left = across * tile_step - x_pad,
-              reach = min(tile_step + halo, width - left);
-    const int pixels = min(tile_pixels, votes_width - across * tile_pixels);
-    const int pixel_pitch = types * kPitch, pixel_size = types * dim;
+    const bool last = tile.across == w.across - 1;
+    const int64_t row_size = int64_t{width} * types * dim;
+    float* const rows = image + (int64_t{tile.frame} * height + tile.row) * row_size;
+    const int64_t line = int64_t{tile.frame} * w.y.read + tile.row;
+    float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
+    const int left = tile.across * tile_step - x_pad;
+    const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
+    const int pixel_pitch = types * kPitch;
     const int step = x_every * round_channels - x_back * pixel_pitch;
-    const int whole = Divide(x_dilation, x_stride),
-              part = x_dilation - whole * x_stride;
-    for (int pixel = group; pixel < reach; pixel += together) {
-      if (left + pixel < 0) continue;
+    // Threads take (type, 4 channels), `lanes` of them, of pixels of rows, in turn.
+    const int lanes = types * by_quads.by, reach = tile_step + halo;
+    const int more_pixels = kConsumers / lanes;
+    const int more_lanes = kConsumers - more_pixels * lanes;
+    int pixel = threadIdx.x / lanes, row = 0, lane = threadIdx.x - pixel * lanes;
+    pixel -= more_pixels, lane -= more_lanes;
+    while (true) {
+      pixel += more_pixels, lane += more_lanes;
+      if (lane >= lanes) lane -= lanes, ++pixel;
+      while (pixel >= reach) pixel -= reach, ++row;
+      if (row >= tile_rows) break;
+      int quad;
+      const int type = by_quads.Split(lane, &quad), channel = first + quad * 4;
+      const int x = left + pixel, down = row * w.y.stride;
+      if (x < 0 || x >= width || channel >= end || tile.row + down >= w.y.read)
+        continue;
       const bool in_halo = !last && pixel >= tile_step;
       int tap = 0, from = pixel;
       if (x_stride > 1) {
@@ -165,8 +158,8 @@ struct AddPixels {
         int rest;
         from = by_stride.Split(pixel, &rest);
         for (; tap < x_every && rest != 0; ++tap) {
-          rest -= part;
-          from -= whole;
+          rest -= dilation_rest;
+          from -= dilation_turns;
           if (rest >= 0) continue;
           rest += x_stride;
           --from;
@@ -177,17 +170,20 @@ struct AddPixels {
         }
       }
       float4 sum = {};
-      const float* at = products + from * pixel_pitch + tap * round_channels;
+      const float* at = round + (row * w.positions + type) * kPitch +
+                        from * pixel_pitch + tap * round_channels + quad * 4;
 #pragma unroll 4
       for (; tap < x_taps; tap += x_every, from -= x_back, at += step) {
         if (from < 0 || from >= pixels) continue;
         const float4 added = *reinterpret_cast<const float4*>(at);
         sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
       }
+      const int element = type * dim + channel;
       if (in_halo) {
-        *reinterpret_cast<float4*>(tile_halo + (pixel - tile_step) * pixel_size) = sum;
+        *reinterpret_cast<float4*>(
+            tile_halo + int64_t{pixel - tile_step} * types * dim + element) = sum;
       } else {
-        AddToGlobal(row + (left + pixel) * pixel_size, sum);
+        AddToGlobal(rows + down * row_size + int64_t{x} * types * dim + element, sum);
       }
     }
   }
@@ -232,6 +228,8 @@ bool IsDirect(const Problem& p) {
   });
 }
 
+// Windows with more than 10 taps across, or with gaps wider than a tile, and images of
+// many types are left to convolutions.
 bool AddsImage(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >
@@ -283,7 +281,7 @@ LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* grads, const float* weights,
                          float* halos, float* grad_input) {
   const RowProduct w(p, slab, Columns(p), p.in_dim);
-  if (w.tiles(false) == 0) return {};
+  if (w.z.read == 0) return {};
   float* const image = grad_input + FirstRow(p, slab);
   if (!IsDirect(p)) return AddTiles(exec, op, p, slab, grads, weights, halos, image);
   StoreTile add;

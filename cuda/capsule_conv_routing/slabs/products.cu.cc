@@ -27,8 +27,8 @@ bool Serves(const GpuExec& exec, const Problem& p) {
 }
 
 // Windows are no gain without taps across, nor in images where they fill the narrowest
-// tiles. In volumes, nor are weights by copies of the transposed image for several
-// shifts (docs/notebook/slim_capsules.md).
+// tiles. In volumes, nor are gradients of weights that need several copies of the
+// transposed image (docs/notebook/slim_capsules.md).
 OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
   const bool serves = Serves(exec, p);

@@ -139,8 +139,7 @@ struct StoreTile {
   }
 };
 
-// Makes this epilogue for votes, or for an image row with as many positions as the
-// votes or more.
+// Makes this epilogue for votes, or for an image whose position n is that of the votes.
 inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds,
                                  float* to, StoreTile* store) {
   store->columns = w.filter_rows;
@@ -207,6 +206,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
       const int steps = CountTaps<kVotes>(w.z, w.y, tile.frame, tile.row, w.tile_rows) *
                         (kVotes ? w.chunks * w.x_taps : w.chunks);
+      if (!kVotes && steps == 0 && w.across == 1) return;  // no halo to be set to zero
       float sums[kProducts][4];
       stages.Multiply(steps, &at, sums);
       epilogue(w, tile, sums, stages.epilogue, &box);

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
   const int x = position / w.types, type = position - x * w.types;
   const int turn = x / w.x_stride, remainder = x - turn * w.x_stride;
   const int pitch = static_cast<int>(w.pitch), copy_size = static_cast<int>(w.line());
-  const int dim_size = gridDim.x * w.x_stride * kCopies * pitch;
+  const int64_t dim_size = int64_t{gridDim.x} * w.x_stride * kCopies * pitch;
   float* const row =
       transposed + (int64_t{blockIdx.x} * w.x_stride + remainder) * kCopies * pitch;
   for (int first = 0; first < quads; first += together) {
@@ -64,11 +64,11 @@ __global__ void __launch_bounds__(kTransposeThreads)
     for (int copy = 0; copy < kCopies; ++copy) {
       const int index = (turn - copy) * w.types + type;
       if (index < 0 || index >= copy_size) continue;
-      float* const to = row + copy * pitch + index + first * int64_t{4} * dim_size;
+      float* const to = row + copy * pitch + index + first * 4 * dim_size;
 #pragma unroll 4
       for (int n = threadIdx.x / kPositions; n < dims;
            n += kTransposeThreads / kPositions) {
-        to[int64_t{n} * dim_size] = tile[n][at];
+        to[n * dim_size] = tile[n][at];
       }
     }
   }

@@ -132,6 +132,10 @@ def _correctness_cases():
         ("tiles_up", (6, 45), (4, 4), (6, 16, 2, 16), {**_UP}),
         ("tiles_volume", (7, 6, 40), (3, 2, 3), (3, 12, 4, 16), {"strides": (2, 1, 2)}),
         ("tiles_planes", (6, 5, 32), (3, 2, 1), (1, 20, 2, 16), {"dilations": 2}),
+        ("tiles_rows", (11, 9), (3, 3), (3, 12, 4, 16), {"strides": (2, 1)}),
+        ("tiles_narrow", (41, 2), (3, 2), (1, 4, 1, 16), {"strides": (3, 1)}),
+        ("tiles_lanes", (5, 7), (3, 2), (17, 64, 1, 16), {"strides": (1, 2)}),
+        ("tiles_images", (5, 24, 24), (3, 3, 3), (8, 8, 4, 32), {"batch": 3}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, capsules, use, **more)
