@@ -17,9 +17,6 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // No position.
 constexpr int kNone = INT_MIN;
-// Divides without the instructions for it by one, the most common divisor.
-__device__ inline int Divide(int n, int by) { return by == 1 ? n : n / by; }
-
 struct TapAxis {
   int count, read;  // positions of the votes, and of the image
   int taps, stride, dilation, pad;
@@ -43,7 +40,7 @@ struct TapAxis {
   // of the votes are neighbors: returns the first of them, which does not exist if it
   // is negative, unless none exists.
   __device__ int Reader(int n, int tap, int several = 1) const {
-    const int from = n + pad - tap * dilation, at = Divide(from, stride);
+    const int from = n + pad - tap * dilation, at = from / stride;
     return at > -several && at < count && at * stride == from ? at : kNone;
   }
 };
@@ -70,7 +67,7 @@ struct FrameAxis {
 
   // Returns the frame that frame n of the votes reads by a tap, or kNone.
   __device__ int Read(int n, int tap) const {
-    const int number = Divide(first + n, image.count);
+    const int number = (first + n) / image.count;
     const int from = image.Read(first + n - number * image.count, tap);
     return from == kNone ? kNone : number * image.read + from - first_read;
   }
@@ -79,7 +76,7 @@ struct FrameAxis {
   template <bool kVotes, typename Visit>
   __device__ void ForTaps(int n, const Visit& visit) const {
     const int size = kVotes ? image.count : image.read;
-    const int all = n + (kVotes ? first : first_read), number = Divide(all, size);
+    const int all = n + (kVotes ? first : first_read), number = all / size;
     const int begin =
         kVotes ? number * image.read - first_read : number * image.count - first;
     for (int tap = 0; tap < image.taps; ++tap) {

@@ -37,7 +37,7 @@ struct AddPixels {
   int tile_pixels, tile_step, halo, tile_rows;
   int tile_channels, round_channels;
   int dilation_turns, dilation_rest;  // x_dilation, divided by x_stride
-  Divisor by_quads, by_stride;
+  Divisor by_quads, by_types, by_reach, by_stride;
 
   // For windows that MayFit().
   AddPixels(const Problem& p, const Phase& phase)
@@ -60,6 +60,8 @@ struct AddPixels {
         tile_rows(1),
         dilation_turns(x_dilation / x_stride),
         dilation_rest(x_dilation % x_stride),
+        by_types(types),
+        by_reach(tile_step + halo),
         by_stride(x_stride) {
     const auto even = [](int all, int parts) {
       return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
@@ -81,10 +83,13 @@ struct AddPixels {
   static bool MayFit(const AxisPhase& x) {
     return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
   }
-  // Whether no tile reaches past the next one, and by_stride takes all pixels.
+  // Whether no tile reaches past the next one, and Divisor takes the numbers of items.
   bool Fits() const {
-    return (halo <= tile_step || tile_pixels >= votes_width) &&
-           tile_step + halo < 65536;
+    return (halo <= tile_step || tile_pixels >= votes_width) && items() < 65536;
+  }
+  // The (row, pixel, type, 4 channels) that a tile adds to in a round.
+  __host__ __device__ int items() const {
+    return tile_rows * (tile_step + halo) * types * (round_channels / 4);
   }
   // The numbers of a halo, and of all halos.
   __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
@@ -128,27 +133,19 @@ struct AddPixels {
                            int first, int end) const {
     const bool last = tile.across == w.across - 1;
     const int64_t row_size = int64_t{width} * types * dim;
-    float* const rows = image + (int64_t{tile.frame} * height + tile.row) * row_size;
+    float* const first_row =
+        image + (int64_t{tile.frame} * height + tile.row) * row_size;
     const int64_t line = int64_t{tile.frame} * w.y.read + tile.row;
     float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
-    const int pixel_pitch = types * kPitch;
-    const int step = x_every * round_channels - x_back * pixel_pitch;
-    // Threads take (type, 4 channels), `lanes` of them, of pixels of rows, in turn.
-    const int lanes = types * by_quads.by, reach = tile_step + halo;
-    const int more_pixels = kConsumers / lanes;
-    const int more_lanes = kConsumers - more_pixels * lanes;
-    int pixel = threadIdx.x / lanes, row = 0, lane = threadIdx.x - pixel * lanes;
-    pixel -= more_pixels, lane -= more_lanes;
-    while (true) {
-      pixel += more_pixels, lane += more_lanes;
-      if (lane >= lanes) lane -= lanes, ++pixel;
-      while (pixel >= reach) pixel -= reach, ++row;
-      if (row >= tile_rows) break;
-      int quad;
-      const int type = by_quads.Split(lane, &quad), channel = first + quad * 4;
-      const int x = left + pixel, down = row * w.y.stride;
+    const int step = x_every * round_channels - x_back * types * kPitch;
+    for (int n = threadIdx.x; n < items(); n += kConsumers) {
+      int quad, type;
+      int pixel = by_types.Split(by_quads.Split(n, &quad), &type), row = 0;
+      if (tile_rows > 1) row = by_reach.Split(pixel, &pixel);
+      const int x = left + pixel, channel = first + quad * 4;
+      const int down = row * w.y.stride;
       if (x < 0 || x >= width || channel >= end || tile.row + down >= w.y.read)
         continue;
       const bool in_halo = !last && pixel >= tile_step;
@@ -170,20 +167,21 @@ struct AddPixels {
         }
       }
       float4 sum = {};
-      const float* at = round + (row * w.positions + type) * kPitch +
-                        from * pixel_pitch + tap * round_channels + quad * 4;
-#pragma unroll 4
+      const float* at = round + (row * w.positions + from * types + type) * kPitch +
+                        tap * round_channels + quad * 4;
       for (; tap < x_taps; tap += x_every, from -= x_back, at += step) {
         if (from < 0 || from >= pixels) continue;
         const float4 added = *reinterpret_cast<const float4*>(at);
         sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
       }
-      const int element = type * dim + channel;
       if (in_halo) {
         *reinterpret_cast<float4*>(
-            tile_halo + int64_t{pixel - tile_step} * types * dim + element) = sum;
+            tile_halo + (int64_t{pixel - tile_step} * types + type) * dim + channel) =
+            sum;
       } else {
-        AddToGlobal(rows + down * row_size + int64_t{x} * types * dim + element, sum);
+        AddToGlobal(
+            first_row + down * row_size + (int64_t{x} * types + type) * dim + channel,
+            sum);
       }
     }
   }
