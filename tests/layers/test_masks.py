@@ -37,7 +37,8 @@ def _changed(inputs, by_mask):
     random = np.random.default_rng(8)
     mask = random.random(activations.shape) < 0.5
     absent = ~mask[..., np.newaxis, np.newaxis]
-    others = np.where(absent, np.nan if by_mask else 7.0, poses)
+    garbage = random.choice([7.0, np.nan, np.inf, -np.inf], poses.shape)
+    others = np.where(absent, garbage, poses)
     active = activations if by_mask else np.where(mask, activations, 0)
     active_too = np.where(mask, activations, np.nan) if by_mask else active
     versions = [[poses, active], [others.astype(np.float32), active_too]]

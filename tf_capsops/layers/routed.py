@@ -293,7 +293,8 @@ def pair_of_tensors(layer, inputs, mask=None):
       layer: named in messages.
       inputs: both.
       mask: the Keras mask of the children, or a list of those of poses and activations.
-        Both are zeros for a child that one leaves out.
+        Both are zeros for a child that one leaves out. Of a child of activation 0,
+        poses that are not finite are zeros.
 
     Raises:
       ValueError: if inputs or mask do not fit; the message names layer and what came.
@@ -306,7 +307,20 @@ def pair_of_tensors(layer, inputs, mask=None):
         seen = seen_capsules(owner, poses, each, last=2)
         poses = without_masked(poses, seen)
         activations = without_masked(activations, seen)
-    return poses, activations
+    return _finite_where_absent(poses, activations), activations
+
+
+def _finite_where_absent(poses, activations):
+    """Returns poses, with zeros for NaN and infinities of children of activation 0.
+
+    The ops multiply a child's votes by its activation, and NaN by 0 is NaN. Finite
+    poses stay, for the gradients of their activations. An exported model does without:
+    these comparisons have no good ranges in int8.
+    """
+    if _portable.is_on():
+        return poses
+    present = tf.not_equal(activations, 0)[..., tf.newaxis, tf.newaxis]
+    return tf.where(present | (tf.abs(poses) <= poses.dtype.max), poses, 0)
 
 
 def _check_built_for(layer, poses, activations):
