@@ -17,6 +17,8 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // No position.
 constexpr int kNone = INT_MIN;
+
+// One axis, of the votes and of the image that they read.
 struct TapAxis {
   int count, read;  // positions of the votes, and of the image
   int taps, stride, dilation, pad;
@@ -36,9 +38,8 @@ struct TapAxis {
     return from >= 0 && from < read ? from : kNone;
   }
   // Returns the position of the votes that reads position n of the image by a tap, or
-  // kNone. Of `several` positions of the image, n, n + stride and so on, the positions
-  // of the votes are neighbors: returns the first of them, which does not exist if it
-  // is negative, unless none exists.
+  // kNone. With `several`, positions n, n + stride and so on of the image are read by
+  // neighbors: returns the first of them, which is negative if only later ones exist.
   __device__ int Reader(int n, int tap, int several = 1) const {
     const int from = n + pad - tap * dilation, at = from / stride;
     return at > -several && at < count && at * stride == from ? at : kNone;

@@ -121,7 +121,7 @@ struct StoreTile {
   static constexpr int kBytes = kStoreBytes;
   CUtensorMap to;
   int columns;
-  bool adds;  // whether it adds
+  bool adds;  // to an image, instead of storing votes
 
   template <int kProducts>
   __device__ void operator()(const RowProduct& w, const RowTile& tile,
