@@ -45,6 +45,53 @@ def test_a_rule_needs_no_base_class():
     np.testing.assert_allclose(poses[0, 0, 0, :, 0], mean, rtol=1e-5)
 
 
+class _Powers(_Mean):
+    """A rule with an argument that it does not say how to save."""
+
+    def __init__(self, power):
+        self.power = power
+
+    def route(self, moments, training=False):
+        poses, activations = super().route(moments)
+        return poses, activations**self.power
+
+
+def test_a_rule_without_config_keeps_its_arguments():
+    layer = DenseCaps(2, (2, 2), routing=_Powers(3))
+    assert layer.routing.power == 3
+    with pytest.raises(NotImplementedError, match="_Powers must define get_config .*er"):
+        layer.get_config()
+
+
+@keras.saving.register_keras_serializable("tests")
+class _Scored(_Mean):
+    """A rule with a variable called as the layer's own, and with a sublayer."""
+
+    def build(self, layer, weights_shape, output_shape):
+        self.scale = layer.add_weight(name="kernel", shape=(), initializer="ones")
+        layer.score = keras.layers.Dense(1, kernel_initializer="ones", name="score")
+        layer.score.build((None, output_shape[-1]))
+        self.score = layer.score
+
+    def route(self, moments, training=False):
+        poses, _ = super().route(moments)
+        scores = self.score(tf.reshape(poses, [-1, poses.shape[-1]]))
+        scores = tf.reshape(scores, tf.shape(poses)[:-1])
+        return self.scale * poses, tf.sigmoid(tf.reduce_sum(scores, -1))
+
+
+def test_variables_of_a_rule_may_be_called_kernel():
+    layer, inputs, _ = drawn("dense", routing=_Scored())
+    children = [keras.Input(each.shape[1:]) for each in inputs]
+    model = keras.Model(children, layer(children))
+    layer.kernel.assign(tf_capsops.inq.quantize(layer.kernel.numpy(), 5))
+    layer.score.kernel.assign(tf.fill(layer.score.kernel.shape, 0.5))
+    layer.routing.scale.assign(2)
+    copy = tf_capsops.inq.convert(model, all_kinds=True)
+    assert copy.layers[-1].bits == 5
+    assert_equal(copy(inputs), model(inputs))
+
+
 class _Returns(_Mean):
     """A rule whose results were changed."""
 

@@ -319,6 +319,27 @@ def test_class_poses_have_the_shape_of_the_children_unless_told_otherwise():
     assert again.pose_shape is None
 
 
+def test_class_capsules_of_images_of_any_size_in_a_function():
+    layer = ClassCaps(3)
+    pair = [tf.random.stateless_normal([2, 4, 5, 2, 4, 4], [1, 2]), tf.ones([2, 4, 5, 2])]
+    expected = layer(pair)
+    specs = [tf.TensorSpec([None, None, None, *each.shape[3:]]) for each in pair]
+    function = tf.function(layer.__call__, input_signature=[specs])
+    assert_equal(function(pair), expected, 1e-6)
+    larger = [tf.concat([each, each], 2) for each in pair]
+    assert_equal(function(larger), layer(larger), 1e-6)
+
+
+def test_the_convolution_of_poses_follows_the_dtype_policy():
+    layer = PoseCaps(2)
+    layer.dtype_policy = "mixed_bfloat16"
+    assert layer.conv.compute_dtype == "bfloat16"
+    for computed, promised in zip(
+        layer(tf.ones([2, 5, 5, 3])), layer(keras.Input((5, 5, 3))), strict=True
+    ):
+        assert computed.dtype == promised.dtype == "bfloat16"
+
+
 def test_inputs_of_other_shapes_than_the_first_are_refused():
     layer, (poses, activations), _ = drawn("conv")
     layer([poses, activations])

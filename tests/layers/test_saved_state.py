@@ -15,6 +15,43 @@ _IMAGES = np.random.default_rng(1).random([6, 8, 8, 1], np.float32)
 _LABELS = np.arange(6) % 3
 
 
+@keras.saving.register_keras_serializable("tests")
+class _Subclassed(keras.Model):
+    """A model whose layers Keras builds by calling it, without values."""
+
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
+        self.layer = keras.saving.deserialize_keras_object(layer)
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+    def get_config(self):
+        layer = keras.saving.serialize_keras_object(self.layer)
+        return {**super().get_config(), "layer": layer}
+
+
+@pytest.mark.parametrize(
+    "make, shape",
+    [
+        (lambda: layers.InqConv2D(3, 2), (2, 6, 6, 3)),
+        (lambda: layers.PoseCaps(2, bits=4), (2, 6, 6, 3)),
+        (lambda: layers.SlimCaps1D(2, 4, 3, bits=4), (2, 6, 2, 3)),
+        (lambda: layers.DigitCaps(3, 4, logits_trainable=True), (2, 6, 3)),
+    ],
+)
+def test_subclassed_models(make, shape, tmp_path):
+    model = _Subclassed(keras.saving.serialize_keras_object(make()))
+    inputs = np.random.default_rng(2).random(shape, np.float32)
+    expected = model(inputs)
+    model.save(tmp_path / "model.keras")
+    found = keras.models.load_model(tmp_path / "model.keras")(inputs)
+    for one, other in zip(
+        keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def _capsnet(**arguments):
     return models.capsnet(
         (8, 8, 1),

@@ -15,7 +15,7 @@ from tf_capsops.inq.kernels import channel_axes, kernels, layers_and_kernels
 from tf_capsops.layers.coded import Coded
 from tf_capsops.layers.convolving import Convolving
 from tf_capsops.layers.routing_bits import RoundedRouting, checked_routing_bits
-from tf_capsops.layers.weights import named_weights
+from tf_capsops.layers.weights import own_name
 from tf_capsops.ops.squash import squash
 
 # What a layer with codes takes over from one with numbers, whatever their kinds.
@@ -253,8 +253,9 @@ def _fill(coded, layer, kernel=None):
 
 def assign_by_name(copy, layer):
     """Sets the weights of a layer to those of the same names in another one."""
-    others = named_weights(layer)
-    for name, variable in named_weights(copy).items():
+    others = {own_name(layer, each): each for each in layer.weights}
+    for variable in copy.weights:
+        name = own_name(copy, variable)
         if name in others:
             variable.assign(others[name])
 

@@ -85,7 +85,7 @@ class ClassCaps(Routed):
         weights = tf.cast(self.kernel, poses.dtype)
         if self.coordinates:
             poses, weights = _with_coordinates(poses, weights)
-        weights = tf.broadcast_to(weights, [*poses.shape[1:3], *weights.shape])
+        weights = tf.broadcast_to(weights, [*dimensions(poses)[1:3], *weights.shape])
         return (poses, activations, weights), {}
 
     def of_parents(self, values):
@@ -113,13 +113,23 @@ class ClassCaps(Routed):
         }
 
 
+def _middles(count):
+    """Returns the middles of equal parts of the way from 0 to 1."""
+    if isinstance(count, int):
+        return (np.arange(count) + 0.5) / count
+    return (tf.range(tf.cast(count, "float64")) + 0.5) / tf.cast(count, "float64")
+
+
 def _with_coordinates(poses, weights):
     """Gives poses a column, their positions, and weights the row that adds it."""
     batch, height, width, channels, rows, _ = dimensions(poses)
-    column = np.zeros([1, height, width, 1, rows, 1])
-    column[0, :, :, 0, 0, 0] = ((np.arange(height) + 0.5) / height)[:, np.newaxis]
-    column[0, :, :, 0, 1, 0] = (np.arange(width) + 0.5) / width
-    column = tf.constant(column, poses.dtype)
+    is_known = isinstance(height, int) and isinstance(width, int)
+    ops = np if is_known else tf
+    axes = _middles(height)[:, np.newaxis], _middles(width)[np.newaxis]
+    column = [ops.broadcast_to(each, [height, width]) for each in axes]
+    column += [ops.zeros_like(column[0])] * (rows - 2)
+    column = ops.reshape(ops.stack(column, -1), [1, height, width, 1, rows, 1])
+    column = (tf.constant if is_known else tf.cast)(column, poses.dtype)
     column = tf.broadcast_to(column, [batch, height, width, channels, rows, 1])
     *pairs, _, columns = weights.shape
     row = tf.one_hot([columns - 1], columns, dtype=weights.dtype)

@@ -62,7 +62,9 @@ class Coded(keras.layers.Layer):
         return self.channel_axes if self.per_channel else ()
 
     def add_weight(self, *args, **kwargs):
-        if self.bits is None or kwargs.get("name") != "kernel":
+        # A routing rule may have a variable of this name, too, and adds it later.
+        is_own = kwargs.get("name") == "kernel" and not hasattr(self, "codes")
+        if self.bits is None or not is_own:
             return super().add_weight(*args, **kwargs)
         self._add_codes(kwargs["shape"], kwargs["initializer"])
         return None
@@ -221,7 +223,14 @@ class _Integers(keras.Variable):
 
     def __init__(self, owner, name, value, smallest, largest):
         self._range = owner, name, smallest, largest
-        super().__init__(value, dtype=value.dtype.name, trainable=False, name=name)
+        # As a function, for a scope in which Keras finds out shapes takes no values.
+        super().__init__(
+            lambda shape, dtype: tf.constant(value, dtype, shape),
+            shape=np.shape(value),
+            dtype=value.dtype.name,
+            trainable=False,
+            name=name,
+        )
 
     def check(self, value):
         """Raises a ValueError unless all numbers are integers in the range."""

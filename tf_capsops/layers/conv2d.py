@@ -76,13 +76,13 @@ def is_empty(tensor):
     return 0 in shape and None not in shape
 
 
-def of_nothing(layer, inputs, kernel):
+def of_nothing(layer, inputs, *weights):
     """The convolution of an empty batch.
 
     On a CPU, TensorFlow 2.21 returns one with the input's height and width.
     """
     shape = layer.compute_output_shape(tuple(inputs.shape))
-    nothing = 0 * (tf.reduce_sum(inputs) + tf.reduce_sum(kernel))
+    nothing = 0 * sum(tf.reduce_sum(each) for each in (inputs, *weights))
     return tf.broadcast_to(nothing, shape)
 
 

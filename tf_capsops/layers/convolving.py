@@ -64,6 +64,11 @@ class Convolving(keras.layers.Layer):
         )
         self.conv = type(new).from_config({**new.get_config(), **conv}) if conv else new
 
+    @keras.layers.Layer.dtype_policy.setter
+    def dtype_policy(self, policy):
+        keras.layers.Layer.dtype_policy.fset(self, policy)
+        self.conv.dtype_policy = policy
+
     def _new_conv(self, filters, kernel_regularizer, kernel_constraint, **arguments):
         arguments |= {
             "strides": self.strides,

@@ -6,6 +6,7 @@ import keras
 
 from tf_capsops.codes import checked_bits
 from tf_capsops.layers.coded import Coded
+from tf_capsops.layers.conv2d import is_empty, of_nothing
 from tf_capsops.registered import registered
 
 
@@ -17,8 +18,18 @@ class _InCodes(Coded):
         super().__init__(filters, kernel_size, bits=bits, **kwargs)
 
 
+class _Convolved(_InCodes):
+    """Such a layer whose empty batches are of the right shape on a CPU, too."""
+
+    def call(self, inputs):
+        if is_empty(inputs):
+            biases = [self.bias] if self.use_bias else []
+            return of_nothing(self, inputs, self.kernel, *biases)
+        return super().call(inputs)
+
+
 @registered
-class InqConv1D(_InCodes, keras.layers.Conv1D):
+class InqConv1D(_Convolved, keras.layers.Conv1D):
     """A `keras.layers.Conv1D` with weights of few bits.
 
     Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
@@ -43,7 +54,7 @@ class InqConv1D(_InCodes, keras.layers.Conv1D):
 
 
 @registered
-class InqConv3D(_InCodes, keras.layers.Conv3D):
+class InqConv3D(_Convolved, keras.layers.Conv3D):
     """A `keras.layers.Conv3D` with weights of few bits.
 
     Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and

@@ -5,6 +5,7 @@
 import keras
 
 from tf_capsops.arguments import float_tensors, positive_int
+from tf_capsops.layers.conv2d import is_empty, of_nothing
 from tf_capsops.layers.data_format import checked_images
 from tf_capsops.layers.inq_layer import InqLayer
 from tf_capsops.layers.window import map_size, set_window
@@ -83,6 +84,8 @@ class InqDepthwiseConv2D(InqLayer):
     def call(self, images):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
         map_size(self, images.shape)  # refuses images smaller than the window
+        if is_empty(images):
+            return self._finished(of_nothing(self, images, self._decoded()))
         window = self.strides, self.padding.upper(), self.dilation_rate
         images, padding = padded_for_tflite(images, self.kernel_size, *window)
         outputs = keras.ops.depthwise_conv(

@@ -3,6 +3,7 @@
 """What every rule of routing is."""
 
 import copy
+import inspect
 
 import keras
 
@@ -55,11 +56,26 @@ class Rule:
         raise NotImplementedError(f"{type(self).__name__} must define route")
 
     def get_config(self):
+        """Returns the arguments that made the rule; a rule without any need not."""
+        if arguments := _arguments_without_config(self):
+            raise NotImplementedError(
+                f"{type(self).__name__} must define get_config to be saved, which "
+                f"returns the arguments of __init__ as a dict: {', '.join(arguments)}"
+            )
         return {}
 
     @classmethod
     def from_config(cls, config):
         return cls(**config)
+
+
+def _arguments_without_config(rule):
+    """Returns the names of the arguments of a rule that has only `Rule.get_config`."""
+    if getattr(type(rule), "get_config", None) is not Rule.get_config:
+        return []
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    arguments = list(inspect.signature(type(rule).__init__).parameters.values())[1:]
+    return [each.name for each in arguments if each.kind not in several]
 
 
 def type_of_moments(layer):
@@ -85,6 +101,7 @@ def copy_of(rule, owner):
             f"{owner}: routing must be a rule of tf_capsops.routing, such as EM(), got "
             f"{rule!r}"
         )
-    if hasattr(rule, "get_config") and hasattr(rule, "from_config"):
+    has_config = hasattr(rule, "get_config") and hasattr(rule, "from_config")
+    if has_config and not _arguments_without_config(rule):
         return type(rule).from_config(rule.get_config())
     return copy.copy(rule)
