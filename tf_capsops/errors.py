@@ -5,6 +5,7 @@
 import contextlib
 import difflib
 import importlib.util
+import shlex
 
 # Exit statuses, as shells have them: after Ctrl-C, and when the output has no reader.
 INTERRUPTED = 130
@@ -36,6 +37,11 @@ def reported(*errors):
         if isinstance(error, OSError) and error.filename:
             text = f"{error.filename}: {error.strerror}"
         raise CommandError(" ".join(text.split())) from error
+
+
+def quoted(path):
+    """Returns a path as a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def make_directory(path):

@@ -97,7 +97,11 @@ def test_mask_names_what_is_not_dense():
         (lambda: layers.InqConv1D(4, 3), (9, 3), (7, 4)),
         (lambda: layers.InqConv1D(4, 3, padding="causal"), (9, 3), (9, 4)),
         (lambda: layers.InqConv3D(4, 3), (9, 8, 5, 3), (7, 6, 3, 4)),
-        (lambda: layers.InqDepthwiseConv2D(3, depth_multiplier=2), (9, 8, 3), (7, 6, 6)),
+        (
+            lambda: layers.InqDepthwiseConv2D(3, depth_multiplier=2),
+            (9, 8, 3),
+            (7, 6, 6),
+        ),
     ],
 )
 def test_empty_batches(make, shape, expected, device):

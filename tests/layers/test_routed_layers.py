@@ -321,7 +321,10 @@ def test_class_poses_have_the_shape_of_the_children_unless_told_otherwise():
 
 def test_class_capsules_of_images_of_any_size_in_a_function():
     layer = ClassCaps(3)
-    pair = [tf.random.stateless_normal([2, 4, 5, 2, 4, 4], [1, 2]), tf.ones([2, 4, 5, 2])]
+    pair = [
+        tf.random.stateless_normal([2, 4, 5, 2, 4, 4], [1, 2]),
+        tf.ones([2, 4, 5, 2]),
+    ]
     expected = layer(pair)
     specs = [tf.TensorSpec([None, None, None, *each.shape[3:]]) for each in pair]
     function = tf.function(layer.__call__, input_signature=[specs])

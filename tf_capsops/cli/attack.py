@@ -121,11 +121,7 @@ def run(args):
         source, others_data, where = networks.open_model(
             args.source, args.data, skip_broken=args.skip_broken
         )
-        if others_data.name != dataset.name:
-            raise CommandError(
-                f"{where} was trained on {others_data.name} and {directory} on "
-                f"{dataset.name}: name one with --data"
-            )
+        runs.check_same(dataset, directory, others_data, where)
         if others_data.image_shape != dataset.image_shape:
             raise CommandError(
                 f"{where} reads images of shape {others_data.image_shape} and "

@@ -218,24 +218,43 @@ class Checkpoints(keras.callbacks.Callback):
             name: [*self.history.get(name, []), float(value)]
             for name, value in (logs or {}).items()
         }
+        try:
+            self._write(epoch + 1)
+        except OSError as error:  # such as a full disk: training goes on
+            print(
+                f"\nwarning: no checkpoint after epoch {epoch + 1}: {error}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _write(self, epoch):
+        """Writes the history and, if it is time, the model after so many epochs."""
         partial = self._directory / runs.PARTIAL_HISTORY
         runs.write_json(partial, self.history)
         os.replace(partial, self._directory / runs.HISTORY)
         began = time.monotonic()
         if began < self._due:
             return
-        partial = self._directory / runs.PARTIAL_MODEL
-        self.model.save(partial)
         before = runs.checkpoints(self._directory)
-        path = self._directory / f"checkpoint-{epoch + 1}.keras"
+        path = self._directory / f"checkpoint-{epoch}.keras"
         if self._state:
             with runs.checkpoint_state(path).open("wb") as file:
                 np.savez(file, **self._state())
-        os.replace(partial, path)
+        save_whole(self.model, self._directory, path.name)
         for path in before.values():
             runs.remove_checkpoint(path)
         now = time.monotonic()
         self._due = now + _PAUSE * (now - began)
+
+
+def save_whole(model, directory, name):
+    """Saves a model in a directory, where a file of this name is never a part of it."""
+    partial = directory / runs.PARTIAL_MODEL
+    try:
+        model.save(partial)
+        os.replace(partial, directory / name)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class Hold(keras.callbacks.Callback):

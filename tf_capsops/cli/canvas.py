@@ -24,6 +24,11 @@ def save(figure, path):
     figure.savefig(path, dpi=130, facecolor="white")
 
 
+def literal(name):
+    """Returns a name as matplotlib writes it; a $ would begin a formula."""
+    return name.replace("$", r"\$")
+
+
 def tiles(axes, images, columns):
     """Shows images `[rows, up to columns, H, W, C]`, with gaps between them.
 

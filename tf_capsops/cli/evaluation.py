@@ -8,6 +8,7 @@ import numpy as np
 
 from tf_capsops.cli import runs
 from tf_capsops.data import Pictures
+from tf_capsops.errors import CommandError
 from tf_capsops.metrics import classes_read
 
 
@@ -44,7 +45,18 @@ def measure(model, samples, batch_size=256):
         scores.append(outputs)
         labels.append(targets)
     rmse = math.sqrt(squares / pixels) if pixels else None
-    return np.concatenate(scores), np.concatenate(labels), rmse
+    scores = np.concatenate(scores)
+    require_numbers(scores)
+    return scores, np.concatenate(labels), rmse
+
+
+def require_numbers(scores):
+    """Raises a CommandError if a score is NaN or infinite, for it is of no class."""
+    if not np.isfinite(scores).all():
+        raise CommandError(
+            "the network computes scores that are not finite numbers: its training has "
+            "failed, so train again with a lower --learning-rate"
+        )
 
 
 def count_pixels(model, samples, batch_size):

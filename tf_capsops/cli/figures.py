@@ -179,7 +179,7 @@ def comparison(models, dataset, path, count=10):
         middles, _ = canvas.tiles(column, image[np.newaxis, np.newaxis], 1)
         _name(column, middles[0], label, label)
     for row, (name, model) in zip(rows[1:], models.items(), strict=True):
-        row[0].set_ylabel(name, fontsize=8)
+        row[0].set_ylabel(canvas.literal(name), fontsize=8)
         for sample, axes in enumerate(row):
             axes.imshow(np.zeros(images.shape[1:3]), alpha=0)  # the image's scales
             frame = _extent(images[sample], model.primary_centers)
@@ -198,14 +198,14 @@ def comparison(models, dataset, path, count=10):
 
 
 def class_names(targets, dataset):
-    """Returns the classes of targets, as text: "3", or "3, 8" of several.
+    """Returns the classes of targets, as `canvas.literal`: "3", or "3, 8" of several.
 
     Args:
       targets: labels `[B]`, or a dict of `"lengths"` `[B, classes]`, of which the
         highest ones count, as many as an image shows.
       dataset: what names them.
     """
-    known = dict(enumerate(dataset.class_names))
+    known = dict(enumerate(map(canvas.literal, dataset.class_names)))
     if isinstance(targets, dict):
         ranked = np.argsort(-np.asarray(targets["lengths"]), axis=1, kind="stable")
         shown = np.sort(ranked[:, : dataset.objects])

@@ -84,9 +84,8 @@ def draw(samples, predicted, dice, names, path):
         axes.set_ylabel(name)
     if len(names) <= _MOST_NAMES:
         shown = list(zip(colors(len(names)), names))[1:]
-        # A name may have a $, which would begin a formula.
         patches = [
-            Patch(color=color, label=name.replace("$", r"\$")) for color, name in shown
+            Patch(color=color, label=canvas.literal(name)) for color, name in shown
         ]
         figure.legend(
             handles=patches,

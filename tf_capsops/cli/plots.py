@@ -87,8 +87,7 @@ def confusion(matrix, names, path):
             options = {"ha": "center", "va": "center", "fontsize": 8, "color": color}
             axes.text(column, row, f"{matrix[row, column]:,}", **options)
     if classes <= _MOST_NAMES:
-        # A name may have a $, which would begin a formula.
-        shown = [name.replace("$", r"\$") for name in names]
+        shown = [canvas.literal(name) for name in names]
         size = float(np.clip(250 / classes, 4, 9))
         axes.set_xticks(range(classes), shown, rotation=90, fontsize=size)
         axes.set_yticks(range(classes), shown, fontsize=size)

@@ -177,14 +177,18 @@ def _files(path, kind):
     return _within(path, kind) if path.is_dir() else [path]
 
 
-def _within(folder, kind):
-    """Returns the images in a folder and those below it, without hidden ones."""
+def _within(folder, kind, above=()):
+    """Returns the images in a folder and those below it, without hidden ones.
+
+    `above` has the folders that it is in.
+    """
     from tf_capsops.data import folders
 
-    found = []
+    found, above = [], (*above, folder.resolve())
     for path in folders.visible(folder):
         if path.is_dir():
-            found += _within(path, kind)
+            if path.resolve() not in above:  # a link back
+                found += _within(path, kind, above)
         elif kind.stem(path):
             found.append(path)
     return found
@@ -201,10 +205,13 @@ def _best(model, images, names, count):
     """Returns the `count` classes of the highest scores for each image, as dicts."""
     import numpy as np
 
+    from tf_capsops.cli import evaluation
+
     if not images:
         return []
     scores = model.predict_on_batch(np.stack(images))
     scores = scores["lengths"] if isinstance(scores, dict) else scores
+    evaluation.require_numbers(scores)
     ranked = np.argsort(-np.asarray(scores), axis=1, kind="stable")[:, :count]
     return [
         [{"class": names[each], "score": float(row[each])} for each in best]

@@ -27,7 +27,7 @@ from tf_capsops.cli import (
 )
 from tf_capsops.cli.callbacks import counted
 from tf_capsops.cli.step_log import Accuracy, StepLog
-from tf_capsops.errors import INTERRUPTED, CommandError, reported
+from tf_capsops.errors import INTERRUPTED, CommandError, quoted, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.inq import activations
 from tf_capsops.inq.kernels import layers_in
@@ -218,7 +218,7 @@ def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None
 
     saved = callbacks.Checkpoints(directory, history or {}, state)
     draws = callbacks.Draws(config["seed"])
-    again = f"`tf-capsops quantize --resume {directory}`"
+    again = f"`tf-capsops quantize --resume {quoted(directory)}`"
     with callbacks.Hold() as hold, gone.reported("and go on with --resume"):
         try:
             with reported(ValueError):

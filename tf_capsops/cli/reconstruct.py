@@ -148,12 +148,7 @@ def _beside(args, model, dataset, directory):
             target, args.data, skip_broken=args.skip_broken
         )
         _check_routes(other, where)
-        if others_data.name != dataset.name:
-            raise CommandError(
-                f"--beside compares networks on the same images, but {where} was "
-                f"trained on {others_data.name} and {directory} on {dataset.name}: "
-                "name one with --data"
-            )
+        runs.check_same(dataset, directory, others_data, where)
         if where.name in models:
             raise CommandError(
                 f"--beside names networks by their directories, and {where.name} is "

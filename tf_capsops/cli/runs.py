@@ -13,7 +13,7 @@ import sys
 import zipfile
 
 from tf_capsops.cli import presets
-from tf_capsops.errors import CommandError
+from tf_capsops.errors import CommandError, quoted
 
 ROOT = pathlib.Path("runs")
 # The files of a run.
@@ -113,8 +113,8 @@ def _model_file(path):
     begun = "model" in read_config(path) and not (path / RESULT).is_file()
     if begun or any(path.glob("checkpoint-*.keras")):
         raise CommandError(
-            f"the training of {path} was stopped: `tf-capsops train --resume {path}` "
-            "goes on"
+            f"the training of {path} was stopped: `tf-capsops train --resume "
+            f"{quoted(path)}` goes on"
         )
     held = f", but {runs[-1]} has" if (runs := _within(path)) else ""
     raise CommandError(f"{path} is no run: it has no {MODEL}{held}")
@@ -356,6 +356,20 @@ def remembered_data(directory):
     if not isinstance(source, str):
         raise CommandError(f"{config} does not name the data: give --data")
     return source
+
+
+def check_same(dataset, directory, other, where):
+    """Raises a CommandError unless two runs have the same data and tell its classes.
+
+    They are given by their data sets and directories.
+    """
+    if other.name != dataset.name:
+        raise CommandError(
+            f"{where} was trained on {other.name} and {directory} on {dataset.name}: "
+            "name one with --data"
+        )
+    if list(other.class_names) != list(dataset.class_names):
+        raise CommandError(f"{where} and {directory} tell different classes")
 
 
 def class_names(directory, classes):

@@ -6,6 +6,8 @@
 writes what came of it.
 """
 
+import math
+
 import keras
 import tensorflow as tf
 
@@ -22,8 +24,8 @@ from tf_capsops.cli import (
     runs,
     train,
 )
-from tf_capsops.data import sources
-from tf_capsops.errors import INTERRUPTED, CommandError, reported
+from tf_capsops.data import folders, sources
+from tf_capsops.errors import INTERRUPTED, CommandError, quoted, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.models import autoencoder, grouping
 
@@ -68,6 +70,10 @@ def run(args):
     }
 
     wanted = args.output or runs.ROOT / (args.recipe or dataset.name)
+    if data.is_pictures(source) and folders.takes_for_class(source, wanted):
+        raise CommandError(
+            f"{wanted} is in {source}, whose folders are classes: give another --output"
+        )
     distribution.check_shares(strategy, len(dataset.train), batch_size)
     with distribution.writing(strategy, lambda: runs.create(wanted)) as directory:
         runs.write_json(directory / runs.CONFIG, config)
@@ -179,7 +185,16 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
                 "another worker has ended, and with it the run: start all of them "
                 "again, with --resume, to go on from the last checkpoint"
             ) from error
-        _save(model, dataset, directory, config, saved.history, clock, seconds, stopped)
+        made = saved.history, clock, seconds, stopped
+        try:
+            _save(model, dataset, directory, config, *made)
+        except BrokenPipeError:
+            raise  # nobody reads the output
+        except OSError as error:  # such as a full disk
+            raise CommandError(
+                f"cannot write to {directory}, {error.strerror or error}: mend that, "
+                f"then `tf-capsops train --resume {quoted(directory)}` goes on"
+            ) from error
     return INTERRUPTED if stopped else 0
 
 
@@ -187,21 +202,15 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
     """Writes what a training has made, as far as it came, and says so."""
     epochs = config["epochs"]
     judged = pipeline.part(config["validation"])
-    model.save(directory / runs.MODEL)
+    callbacks.save_whole(model, directory, runs.MODEL)
     if config["distribute"]:  # pictures are drawn by one device
         model = keras.saving.load_model(directory / runs.MODEL)
-    written = [runs.MODEL, runs.CONFIG]
-    if history:
-        plots.curves(history, directory / "curves.png", judged)
-        written += [runs.HISTORY, "curves.png"]
-    if isinstance(model, autoencoder.Autoencoder):
-        figures.reconstructions(model, dataset, directory / "reconstructions.png")
-        written.append("reconstructions.png")
     said = [f"trained in {seconds:.0f} s"]
     if stopped:
         said = [f"\n{callbacks.where(history, epochs, seconds)}"]
         if runs.newest_checkpoint(directory)[1]:
-            said[0] += f"; `tf-capsops train --resume {directory}` goes on"
+            said[0] += f"; `tf-capsops train --resume {quoted(directory)}` goes on"
+    is_finished = history and not stopped
     if history:
         accuracy = callbacks.accuracies(history)[1][-1]
         of = {"part": judged, "images": len(dataset.test)}
@@ -217,12 +226,32 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
                 f"{judged} accuracy {accuracy:.2%}, error {1 - accuracy:.2%} "
                 f"({wrong} of {len(dataset.test)} wrong)"
             )
-        if not stopped:
+        said += _failure(history.get("val_loss", history["loss"]))
+        if is_finished:
             callbacks.write_result(directory, model, clock, of)
             runs.remove_checkpoints(directory)
-            written.append(runs.RESULT)
+    # A picture that cannot be drawn leaves a finished run.
+    written = [runs.MODEL, runs.CONFIG]
+    if history:
+        plots.curves(history, directory / "curves.png", judged)
+        written += [runs.HISTORY, "curves.png"]
+    if isinstance(model, autoencoder.Autoencoder):
+        figures.reconstructions(model, dataset, directory / "reconstructions.png")
+        written.append("reconstructions.png")
+    written += [runs.RESULT] if is_finished else []
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
     print("\n".join(said))
+
+
+def _failure(losses):
+    """Says since which epoch the loss is no finite number, if it is none."""
+    for number, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            return [
+                f"warning: the loss is not a finite number since epoch {number}: train "
+                "again with a lower --learning-rate"
+            ]
+    return []
 
 
 def _named(described):

@@ -93,6 +93,10 @@ def checked(name, x_train, y_train, x_test, y_test):
             f"{x_train.shape[1:]} and {x_test.shape[1:]}"
         )
     known = {*np.unique(y_train).tolist()}
+    if not has_masks and len(known) == 1:
+        raise ValueError(
+            f"y_train has one class, {min(known)}: there must be two or more"
+        )
     unseen = sorted({*np.unique(y_test).tolist()} - known)
     if unseen:
         raise ValueError(f"y_test has labels that y_train has not: {unseen[:10]}")

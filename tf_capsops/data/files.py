@@ -34,8 +34,12 @@ def read(path):
 
 
 def has_idx(path):
-    """Whether a folder has one of the idx files."""
-    return any(name.removesuffix(".gz") in _IDX.values() for name in os.listdir(path))
+    """Whether a folder has one of the idx files; none in one that cannot be read."""
+    try:
+        names = os.listdir(path)
+    except PermissionError:
+        return False
+    return any(name.removesuffix(".gz") in _IDX.values() for name in names)
 
 
 def _folder(path):

@@ -56,12 +56,15 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
             raise ValueError(f"{folder} has train/ and test/: no --test-share")
         trained = _classes(halves[0], skipped) if training else {}
         tested = _classes(halves[1], skipped)
+    elif not training and halves[1].is_dir() and _folders(halves[1]):
+        trained, tested = {}, _classes(halves[1], skipped)
     else:
         for half, other in (halves, halves[::-1]):
             if half.is_dir() and _folders(half):
+                more = ", which is then divided by --test-share" if training else ""
                 raise ValueError(
                     f"{folder} has {half.name}/ but no {other.name}/: add it, or give "
-                    f"{half} itself, which is then divided by --test-share"
+                    f"{half} itself{more}"
                 )
         everything = _classes(folder, skipped)
         trained, tested = {}, everything
@@ -90,6 +93,15 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
             part.add(paths, names.index(name))
         parts.append(part)
     return names, *parts, test_share, skipped or []
+
+
+def takes_for_class(folder, path):
+    """Whether `find` takes a folder at a path for one of pictures, in the folder."""
+    halves = [pathlib.Path(folder) / half for half in ("train", "test")]
+    has_halves = all(half.is_dir() for half in halves)
+    path = pathlib.Path(path).resolve()
+    parts = halves if has_halves else [pathlib.Path(folder)]
+    return any(part.resolve() in path.parents for part in parts)
 
 
 def is_picture(path):

@@ -41,7 +41,7 @@ VOLUMES = Kind("volume", "NIfTI volume", (".nii", ".nii.gz"), "label")
 
 
 def are_in(folder):
-    """Whether a folder has images and masks, or `train` and `test` with both."""
+    """Whether a folder has images and masks, or `train` or `test` with both."""
     return any(
         all((part / name).is_dir() for name in ("images", "masks"))
         for part in _parts(folder)
@@ -66,7 +66,7 @@ def check(folder):
 
 def _parts(folder):
     folder = pathlib.Path(folder)
-    return folder, folder / "train"
+    return folder, folder / "train", folder / "test"
 
 
 def find(kind, folder, seed, test_share, training):
@@ -87,6 +87,12 @@ def find(kind, folder, seed, test_share, training):
             raise ValueError(f"{folder} has train/ and test/: no --test-share")
         trained, tested = (_pairs(kind, half) for half in halves)
         return trained if training else [], tested, None
+    if are_in(halves[1]):
+        if training:
+            raise ValueError(
+                f"{folder} has test/ but no train/ with pictures and masks"
+            )
+        return [], _pairs(kind, halves[1]), None
     pairs = _pairs(kind, folder)
     if not training and test_share is None:
         return [], pairs, None
