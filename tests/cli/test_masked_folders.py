@@ -12,6 +12,13 @@ from masked import masked_pictures
 from tf_capsops import data
 
 
+def test_a_folder_may_have_pictures_for_testing_alone(tmp_path):
+    masked_pictures(tmp_path / "cells/test", 3)
+    assert len(data.load(tmp_path / "cells", training=False).test) == 3
+    with pytest.raises(ValueError, match="cells has test/ but no train/ with pictures"):
+        data.load(tmp_path / "cells")
+
+
 def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):
     folder = masked_pictures(tmp_path / "cells", 10, greys=(0, 100, 255))
     loaded = data.load(folder)

@@ -214,6 +214,20 @@ def test_bad_folders_are_named_in_one_line(halves, capfd, spoil, text):
     assert not pathlib.Path("runs").exists()
 
 
+def test_pictures_for_testing_alone(halves):
+    shutil.rmtree(halves / "train")
+    assert len(data.load("pets", training=False).test) == 6
+    with pytest.raises(ValueError, match="pets has test/ but no train/: add it, or"):
+        data.load("pets")
+
+
+def test_a_run_is_no_class(pets, capsys):
+    assert main(["train", "--data", "pets", *_QUICK, "--output", "pets/run"]) == 2
+    text = "pets/run is in pets, whose folders are classes: give another --output"
+    assert text in capsys.readouterr().err
+    assert not pathlib.Path("pets/run").exists()
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [

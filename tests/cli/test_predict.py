@@ -46,6 +46,18 @@ def run(tmp_path, monkeypatch):
     return "run"
 
 
+def test_links_in_a_circle_are_left_out(run, capsys):
+    pathlib.Path("many/more/back").symlink_to("..", target_is_directory=True)
+    assert main(["predict", run, "many"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_scores_that_are_no_numbers(run, capsys):
+    _save("run/model.keras", [4, 4, 3], keras.layers.Rescaling(np.nan))
+    assert main(["predict", "--json", run, "grey.png"]) == 2
+    assert "scores that are not finite numbers" in capsys.readouterr().err
+
+
 def test_a_line_for_each_picture(run, capsys):
     assert main(["predict", run, "many/green.png", "grey.png"]) == 0
     printed = capsys.readouterr()

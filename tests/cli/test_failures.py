@@ -1,0 +1,99 @@
+# Copyright 2026 The tf_capsops Authors.
+# SPDX-License-Identifier: Apache-2.0
+"""Full disks, trainings that fail, and names that matplotlib would read otherwise."""
+
+import json
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+from tf_capsops.__main__ import main
+from tf_capsops.cli import callbacks, canvas, figures, runs, training
+from tf_capsops.errors import CommandError
+
+_QUICK = ["--model", "convnet", "--epochs", "2", "--batch-size", "8", "--jit", "off"]
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    """A file of three classes, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    random, labels = np.random.default_rng(0), np.arange(24) % 3
+    pixels = random.integers(0, 256, (24, 12, 12, 1), np.uint8)
+    arrays = {"x_train": pixels, "y_train": labels, "x_test": pixels, "y_test": labels}
+    np.savez("images.npz", **arrays)
+    return "images.npz"
+
+
+def _no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_training_goes_on_without_checkpoints(images, monkeypatch, capsys):
+    monkeypatch.setattr(callbacks.Checkpoints, "_write", _no_space)
+    assert main(["train", "--data", images, *_QUICK]) == 0
+    said = capsys.readouterr().err
+    for epoch in (1, 2):
+        assert f"no checkpoint after epoch {epoch}: [Errno 28] No space" in said
+
+
+def test_a_model_that_cannot_be_written_leaves_nothing(tmp_path):
+    model = types.SimpleNamespace(save=lambda path: (path.write_text(""), _no_space()))
+    with pytest.raises(OSError, match="No space"):
+        callbacks.save_whole(model, tmp_path, runs.MODEL)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_at_the_end_says_how_to_go_on(images, monkeypatch, capsys):
+    monkeypatch.setattr(training.plots, "curves", _no_space)
+    assert main(["train", "--data", images, *_QUICK, "--output", "my run"]) == 2
+    text = "cannot write to my run, No space left on device: mend that, then "
+    assert f"{text}`tf-capsops train --resume 'my run'`" in capsys.readouterr().err
+    assert pathlib.Path("my run", runs.RESULT).is_file()  # pictures come last
+
+
+def test_a_failed_training_is_called_so(images, capsys):
+    assert main(["train", "--data", images, *_QUICK, "--learning-rate", "1e38"]) == 0
+    said = "warning: the loss is not a finite number since epoch 1: train again with"
+    assert said in capsys.readouterr().out
+    assert main(["evaluate"]) == 2
+    assert "the network computes scores that are not finite" in capsys.readouterr().err
+
+
+def test_images_of_one_class(images, capsys):
+    arrays = dict(np.load(images))
+    arrays["y_train"] *= 0
+    arrays["y_test"] *= 0
+    np.savez("one.npz", **arrays)
+    assert main(["train", "--data", "one.npz", *_QUICK]) == 2
+    assert "y_train has one class, 0: there must be two" in capsys.readouterr().err
+
+
+def test_runs_that_tell_other_classes_are_not_compared():
+    one, other = (
+        types.SimpleNamespace(name="pets", class_names=names)
+        for names in (["ant", "bee"], ["cat", "dog"])
+    )
+    runs.check_same(one, "a", one, "b")
+    with pytest.raises(CommandError, match="b and a tell different classes"):
+        runs.check_same(one, "a", other, "b")
+
+
+def test_names_are_no_formulas(tmp_path):
+    names = ["$5 off", r"a_$b$", "$$"]
+    dataset = types.SimpleNamespace(class_names=names, objects=1)
+    shown = figures.class_names([0, 1, 2], dataset)
+    figure = canvas.figure(2, 2)
+    figure.suptitle(" ".join(shown))
+    canvas.save(figure, tmp_path / "names.png")
+    assert shown == [canvas.literal(name) for name in names]
+
+
+def test_a_command_to_go_on_with_is_one_word(images, capsys):
+    folder = pathlib.Path("my run")
+    folder.mkdir()
+    (folder / runs.CONFIG).write_text(json.dumps({"model": "convnet"}))
+    assert main(["evaluate", "my run"]) == 2
+    assert "train --resume 'my run'" in capsys.readouterr().err
