@@ -57,6 +57,8 @@ def test_another_gpu_and_type(capsys):
             "--op CapsuleConv --shape 2,3",
             "expected sizes such as 128x14x14x32, got '2,3'",
         ),
+        ("--op CapsuleConv --shape 99999999999x2", "expected sizes such as 128x14x14"),
+        ("--op CapsuleConv --shape 99999999x99999999", "are more than 2^48 numbers"),
         ("--op InqConv --shape 2 --argument bits", "expected NAME=VALUE, got 'bits'"),
         ("--op Conv --shape 2", "invalid choice: 'Conv'"),
     ],

@@ -280,6 +280,11 @@ def test_released_networks_are_those_of_the_runs(work):
         assert (labels != tests.labels).sum() == card["wrong"]
 
 
+def test_half_precision_is_of_a_release(capsys):
+    assert main(["report", EFFICIENT, "--half"]) == 2
+    assert "--half rounds the weights of --release" in capsys.readouterr().err
+
+
 def test_half_precision_halves_a_release(work):
     few = ["report", EFFICIENT, "--seeds", "1", "--read-only"]
     assert main([*few, "--release", "halved", "--half"]) == 0

@@ -3,6 +3,7 @@
 """Which GPU kernels can run a call of an op, and why the others cannot."""
 
 import ast
+import math
 import re
 
 from tf_capsops.errors import CommandError, reported
@@ -17,7 +18,8 @@ _FUNCTIONS = {
     "InqConv": "inq_conv2d",
     "InqConvInt8": "inq_conv2d_int8",
 }
-_SHAPE = re.compile(r"\d+(x\d+)*")
+_MOST_NUMBERS = 2**48
+_SHAPE = re.compile(r"\d{1,9}(x\d{1,9})*")
 
 
 def add_arguments(parser):
@@ -65,6 +67,8 @@ def check(args):
             raise CommandError(
                 f"--shape: expected sizes such as 128x14x14x32, got '{shape}'"
             )
+        if shape != "none" and math.prod(map(int, shape.split("x"))) > _MOST_NUMBERS:
+            raise CommandError(f"--shape: {shape} are more than 2^48 numbers")
     for argument in args.argument or ():
         if not re.fullmatch(r"\w+=.+", argument):
             raise CommandError(f"--argument: expected NAME=VALUE, got '{argument}'")

@@ -96,6 +96,8 @@ def named_file(text):
 def check(args):
     """Checks what can be checked without TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
+    if args.half and not args.release:
+        raise CommandError("--half rounds the weights of --release, which is missing")
     for name in args.recipes:
         recipes.find(name, "RECIPE")
     root = pathlib.Path(args.runs)
