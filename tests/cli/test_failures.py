@@ -32,11 +32,24 @@ def _no_space(*_):
 
 
 def test_training_goes_on_without_checkpoints(images, monkeypatch, capsys):
-    monkeypatch.setattr(callbacks.Checkpoints, "_write", _no_space)
-    assert main(["train", "--data", images, *_QUICK]) == 0
+    save, saved = callbacks.save_whole, []
+
+    def save_once(model, directory, name):
+        if saved:
+            _no_space()
+        saved.append(name)
+        save(model, directory, name)
+
+    monkeypatch.setattr(callbacks, "_PAUSE", 0)
+    monkeypatch.setattr(callbacks, "save_whole", save_once)
+    assert main(["train", "--data", images, *_QUICK, "--output", "my run"]) == 2
     said = capsys.readouterr().err
-    for epoch in (1, 2):
-        assert f"no checkpoint after epoch {epoch}: [Errno 28] No space" in said
+    assert "no checkpoint after epoch 2: [Errno 28] No space left" in said
+    assert "cannot write to my run: No space left on device; once that is" in said
+    assert "`tf-capsops train --resume 'my run'` goes on" in said
+    monkeypatch.setattr(callbacks, "save_whole", save)
+    assert main(["train", "--resume", "my run"]) == 0
+    assert "my run: on from epoch 1 of 2" in capsys.readouterr().out
 
 
 def test_a_model_that_cannot_be_written_leaves_nothing(tmp_path):
@@ -46,12 +59,14 @@ def test_a_model_that_cannot_be_written_leaves_nothing(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_full_disk_at_the_end_says_how_to_go_on(images, monkeypatch, capsys):
+def test_a_run_is_whole_without_a_picture(images, monkeypatch, capsys):
     monkeypatch.setattr(training.plots, "curves", _no_space)
-    assert main(["train", "--data", images, *_QUICK, "--output", "my run"]) == 2
-    text = "cannot write to my run, No space left on device: mend that, then "
-    assert f"{text}`tf-capsops train --resume 'my run'`" in capsys.readouterr().err
-    assert pathlib.Path("my run", runs.RESULT).is_file()  # pictures come last
+    assert main(["train", "--data", images, *_QUICK]) == 0
+    said = capsys.readouterr().out
+    assert "warning: a picture is not written: No space left on device" in said
+    assert (
+        "wrote runs/images: model.keras, config.json, history.json, result.json" in said
+    )
 
 
 def test_a_failed_training_is_called_so(images, capsys):
@@ -59,7 +74,12 @@ def test_a_failed_training_is_called_so(images, capsys):
     said = "warning: the loss is not a finite number since epoch 1: train again with"
     assert said in capsys.readouterr().out
     assert main(["evaluate"]) == 2
-    assert "the network computes scores that are not finite" in capsys.readouterr().err
+    assert "the network computes scores that are no numbers" in capsys.readouterr().err
+
+
+def test_a_loss_that_recovers_is_no_failure():
+    assert training._failure([1.0, np.inf, 0.5]) == []
+    assert "since epoch 3" in training._failure([1.0, 0.5, np.nan, np.inf])[0]
 
 
 def test_images_of_one_class(images, capsys):

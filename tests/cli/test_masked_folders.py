@@ -17,6 +17,11 @@ def test_a_folder_may_have_pictures_for_testing_alone(tmp_path):
     assert len(data.load(tmp_path / "cells", training=False).test) == 3
     with pytest.raises(ValueError, match="cells has test/ but no train/ with pictures"):
         data.load(tmp_path / "cells")
+    with pytest.raises(ValueError, match="cells has test/: no --test-share"):
+        data.load(tmp_path / "cells", training=False, test_share=0.3)
+    masked_pictures(tmp_path / "cells", 10)  # which count, then
+    loaded = data.load(tmp_path / "cells")
+    assert (len(loaded.train), len(loaded.test)) == (8, 2)
 
 
 def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):

@@ -217,6 +217,8 @@ def test_bad_folders_are_named_in_one_line(halves, capfd, spoil, text):
 def test_pictures_for_testing_alone(halves):
     shutil.rmtree(halves / "train")
     assert len(data.load("pets", training=False).test) == 6
+    with pytest.raises(ValueError, match="pets has test/: no --test-share"):
+        data.load("pets", training=False, test_share=0.3)
     with pytest.raises(ValueError, match="pets has test/ but no train/: add it, or"):
         data.load("pets")
 

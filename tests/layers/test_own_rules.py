@@ -71,7 +71,7 @@ class _Scored(_Mean):
 
     def build(self, layer, weights_shape, output_shape):
         self.scale = layer.add_weight(name="kernel", shape=(), initializer="ones")
-        layer.score = keras.layers.Dense(1, kernel_initializer="ones", name="score")
+        layer.score = keras.layers.Dense(1, kernel_initializer="ones")
         layer.score.build((None, output_shape[-1]))
         self.score = layer.score
 

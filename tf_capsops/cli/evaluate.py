@@ -110,6 +110,7 @@ def _classification(args, model, dataset, directory, output):
     scores, shown, rmse = evaluation.measure(
         model, dataset.test, args.batch_size or 256
     )
+    evaluation.require_numbers(scores)
     if dataset.objects > 1:
         found = shown * evaluation.multi_hot(scores, dataset.objects)
         wrong = int((found.sum(axis=1) < dataset.objects).sum())

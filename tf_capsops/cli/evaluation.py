@@ -45,17 +45,15 @@ def measure(model, samples, batch_size=256):
         scores.append(outputs)
         labels.append(targets)
     rmse = math.sqrt(squares / pixels) if pixels else None
-    scores = np.concatenate(scores)
-    require_numbers(scores)
-    return scores, np.concatenate(labels), rmse
+    return np.concatenate(scores), np.concatenate(labels), rmse
 
 
 def require_numbers(scores):
-    """Raises a CommandError if a score is NaN or infinite, for it is of no class."""
-    if not np.isfinite(scores).all():
+    """Raises a CommandError if a score is NaN, for it is of no class."""
+    if np.isnan(scores).any():
         raise CommandError(
-            "the network computes scores that are not finite numbers: its training has "
-            "failed, so train again with a lower --learning-rate"
+            "the network computes scores that are no numbers: if its training has "
+            "failed, train again with a lower --learning-rate"
         )
 
 
@@ -75,7 +73,9 @@ def count_pixels(model, samples, batch_size):
     classes = max(2, model.output_shape[-1])
     total, dice = np.zeros([classes, classes], np.int64), []
     for images, masks in samples.batches(batch_size):
-        read = classes_read(model.predict_on_batch(images)).numpy()
+        scores = model.predict_on_batch(images)
+        require_numbers(scores)
+        read = classes_read(scores).numpy()
         for mask, found in zip(masks.numpy(), read):
             counts = confusion_matrix(mask.ravel(), found.ravel(), classes)
             total += counts

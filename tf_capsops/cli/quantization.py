@@ -259,7 +259,7 @@ def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None
 def _keep(directory, model):
     """Saves what has been trained, and says where it is."""
     with reported(OSError):
-        model.save(directory / runs.MODEL)
+        callbacks.save_whole(model, directory, runs.MODEL)
     written = runs.MODEL, runs.CONFIG, runs.HISTORY
     written = [name for name in written if (directory / name).is_file()]
     print(f"\nwrote {directory}: {', '.join(written)}", flush=True)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from tf_capsops import layers
+from tf_capsops.cli import evaluation
 from tf_capsops.errors import CommandError
 from tf_capsops.metrics import classes_read
 from tf_capsops.models.segmenter import Segmenter
@@ -126,7 +127,9 @@ def classes_of(model, image, tile=None):
 
 
 def _read(model, image):
-    return classes_read(model.predict_on_batch(image[np.newaxis])[0]).numpy()
+    scores = model.predict_on_batch(image[np.newaxis])
+    evaluation.require_numbers(scores)
+    return classes_read(scores[0]).numpy()
 
 
 def _round_up(size, multiple):

@@ -24,7 +24,7 @@ from tf_capsops.cli import (
     runs,
     train,
 )
-from tf_capsops.data import folders, sources
+from tf_capsops.data import folders, pairs, sources
 from tf_capsops.errors import INTERRUPTED, CommandError, quoted, reported
 from tf_capsops.experiments import recipes
 from tf_capsops.models import autoencoder, grouping
@@ -70,7 +70,8 @@ def run(args):
     }
 
     wanted = args.output or runs.ROOT / (args.recipe or dataset.name)
-    if data.is_pictures(source) and folders.takes_for_class(source, wanted):
+    has_classes = data.is_pictures(source) and not pairs.are_in(source)
+    if has_classes and folders.takes_for_class(source, wanted):
         raise CommandError(
             f"{wanted} is in {source}, whose folders are classes: give another --output"
         )
@@ -191,10 +192,12 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
         except BrokenPipeError:
             raise  # nobody reads the output
         except OSError as error:  # such as a full disk
-            raise CommandError(
-                f"cannot write to {directory}, {error.strerror or error}: mend that, "
-                f"then `tf-capsops train --resume {quoted(directory)}` goes on"
-            ) from error
+            text = f"cannot write to {directory}: {error.strerror or error}"
+            is_saved = (directory / runs.MODEL).is_file()
+            if runs.newest_checkpoint(directory)[1] or not is_saved:
+                again = f"`tf-capsops train --resume {quoted(directory)}` goes on"
+                text += f"; once that is mended, {again}"
+            raise CommandError(text) from error
     return INTERRUPTED if stopped else 0
 
 
@@ -230,28 +233,32 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
         if is_finished:
             callbacks.write_result(directory, model, clock, of)
             runs.remove_checkpoints(directory)
-    # A picture that cannot be drawn leaves a finished run.
     written = [runs.MODEL, runs.CONFIG]
-    if history:
-        plots.curves(history, directory / "curves.png", judged)
-        written += [runs.HISTORY, "curves.png"]
-    if isinstance(model, autoencoder.Autoencoder):
-        figures.reconstructions(model, dataset, directory / "reconstructions.png")
-        written.append("reconstructions.png")
+    try:
+        if history:
+            written.append(runs.HISTORY)
+            plots.curves(history, directory / "curves.png", judged)
+            written.append("curves.png")
+        if isinstance(model, autoencoder.Autoencoder):
+            figures.reconstructions(model, dataset, directory / "reconstructions.png")
+            written.append("reconstructions.png")
+    except OSError as error:  # the run is whole without
+        said.append(f"warning: a picture is not written: {error.strerror or error}")
     written += [runs.RESULT] if is_finished else []
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
     print("\n".join(said))
 
 
 def _failure(losses):
-    """Says since which epoch the loss is no finite number, if it is none."""
-    for number, loss in enumerate(losses, 1):
-        if not math.isfinite(loss):
-            return [
-                f"warning: the loss is not a finite number since epoch {number}: train "
-                "again with a lower --learning-rate"
-            ]
-    return []
+    """Says since which epoch the loss is no finite number, if it is none at last."""
+    finite = [number for number, loss in enumerate(losses, 1) if math.isfinite(loss)]
+    first = max(finite, default=0) + 1
+    if first > len(losses):
+        return []
+    return [
+        f"warning: the loss is not a finite number since epoch {first}: train again "
+        "with a lower --learning-rate"
+    ]
 
 
 def _named(described):

@@ -29,7 +29,7 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
 
     Args:
       folder: a path. Below it are `train` and `test`, each with a folder for every
-        class, or the classes' folders themselves.
+        class, or the classes' folders themselves. Not for training, `test` is enough.
       test_share: how much of each class is for testing, where there is no `test`.
       seed: an int, from which it follows which pictures these are.
       class_names: the classes, in the order of their numbers; None for the folders'
@@ -57,6 +57,8 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
         trained = _classes(halves[0], skipped) if training else {}
         tested = _classes(halves[1], skipped)
     elif not training and halves[1].is_dir() and _folders(halves[1]):
+        if test_share is not None:
+            raise ValueError(f"{folder} has test/: no --test-share")
         trained, tested = {}, _classes(halves[1], skipped)
     else:
         for half, other in (halves, halves[::-1]):
@@ -99,9 +101,13 @@ def takes_for_class(folder, path):
     """Whether `find` takes a folder at a path for one of pictures, in the folder."""
     halves = [pathlib.Path(folder) / half for half in ("train", "test")]
     has_halves = all(half.is_dir() for half in halves)
-    path = pathlib.Path(path).resolve()
-    parts = halves if has_halves else [pathlib.Path(folder)]
-    return any(part.resolve() in path.parents for part in parts)
+    path = pathlib.Path(path)
+    path = path.parent.resolve() / path.name  # which may become a link
+    for part in halves if has_halves else [pathlib.Path(folder)]:
+        if part.resolve() in path.parents:
+            below = path.relative_to(part.resolve()).parts
+            return not any(name.startswith(".") for name in below)
+    return False
 
 
 def is_picture(path):

@@ -65,8 +65,15 @@ def check(folder):
 
 
 def _parts(folder):
+    """Returns where images may be: in the folder itself, or else in its halves."""
     folder = pathlib.Path(folder)
-    return folder, folder / "train", folder / "test"
+    return [folder, *_halves(folder)]
+
+
+def _halves(folder):
+    if (folder / "images").is_dir():
+        return [folder / "train"]
+    return [folder / "train", folder / "test"]
 
 
 def find(kind, folder, seed, test_share, training):
@@ -87,7 +94,9 @@ def find(kind, folder, seed, test_share, training):
             raise ValueError(f"{folder} has train/ and test/: no --test-share")
         trained, tested = (_pairs(kind, half) for half in halves)
         return trained if training else [], tested, None
-    if are_in(halves[1]):
+    if halves[1] in _halves(folder) and are_in(halves[1]):
+        if test_share is not None:
+            raise ValueError(f"{folder} has test/: no --test-share")
         if training:
             raise ValueError(
                 f"{folder} has test/ but no train/ with pictures and masks"

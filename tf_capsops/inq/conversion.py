@@ -10,7 +10,7 @@ import keras
 from tf_capsops.inq import activations, routing
 from tf_capsops.inq.kernels import is_taken_apart, layers_in
 from tf_capsops.inq.reporting import LayerReport, Report
-from tf_capsops.inq.twins import Books, assign_by_name, copied, twin
+from tf_capsops.inq.twins import Books, assign_others, copied, twin
 from tf_capsops.layers.coded import holds_codes
 from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.p_capsnet import PCapsNet
@@ -293,5 +293,5 @@ def _copied(layer, books):
     changes = books.routing_of(layer)
     copy = copied(layer, **changes)
     if changes:
-        return copy, lambda: assign_by_name(copy, layer)
+        return copy, lambda: assign_others(copy, layer)
     return copy, lambda: copy.set_weights(layer.get_weights())

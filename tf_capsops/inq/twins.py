@@ -25,6 +25,8 @@ _SHARED = (
 )
 _WINDOW = "kernel_size", "strides", "padding", "dilation_rate"
 
+# Weights that codes and routing in few bits bring.
+_ADDED = {"codes", "top_exponent", "routing_ranges"}
 # The kinds that layers become, and the other arguments that these take over.
 _TWINS = {
     keras.layers.Conv2D: (layers.InqConv2D, "filters", *_WINDOW),
@@ -248,13 +250,29 @@ def _fill(coded, layer, kernel=None):
     """Gives a layer that holds codes the weights of one that has a kernel."""
     kernel = kernels(layer)[0] if kernel is None else kernel
     coded.set_kernel(kernel.numpy().reshape(coded.codes.shape))
-    assign_by_name(coded, layer)
+    assign_others(coded, layer, kernels(layer))
 
 
-def assign_by_name(copy, layer):
-    """Sets the weights of a layer to those of the same names in another one."""
-    others = {own_name(layer, each): each for each in layer.weights}
-    for variable in copy.weights:
+def assign_others(copy, layer, kernels=()):
+    """Sets the weights of a layer to those of another one.
+
+    They correspond by their order, for Keras numbers sublayers without a name. Of a
+    layer that is divided among several, those of the same name are set.
+
+    Args:
+      copy: Which may have more weights for its codes or its routing in few bits.
+      layer: The other one.
+      kernels: The weights of it that became codes.
+    """
+    others = [each for each in layer.weights if all(each is not k for k in kernels)]
+    added = _ADDED - {each.name for each in layer.weights}
+    weights = [each for each in copy.weights if each.name not in added]
+    if [each.shape for each in weights] == [each.shape for each in others]:
+        for variable, other in zip(weights, others):
+            variable.assign(other)
+        return
+    others = {own_name(layer, each): each for each in others}
+    for variable in weights:
         name = own_name(copy, variable)
         if name in others:
             variable.assign(others[name])
