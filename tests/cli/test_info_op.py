@@ -58,7 +58,7 @@ def test_another_gpu_and_type(capsys):
             "expected sizes such as 128x14x14x32, got '2,3'",
         ),
         ("--op CapsuleConv --shape 99999999999x2", "expected sizes such as 128x14x14"),
-        ("--op CapsuleConv --shape 99999999x99999999", "are more than 2^48 numbers"),
+        ("--op CapsuleConv --shape 99999999x99999999", "has more than 2^48 elements"),
         ("--op InqConv --shape 2 --argument bits", "expected NAME=VALUE, got 'bits'"),
         ("--op Conv --shape 2", "invalid choice: 'Conv'"),
     ],

@@ -55,7 +55,7 @@ def test_links_in_a_circle_are_left_out(run, capsys):
 def test_scores_that_are_no_numbers(run, capsys):
     _save("run/model.keras", [4, 4, 3], keras.layers.Rescaling(np.nan))
     assert main(["predict", "--json", run, "grey.png"]) == 2
-    assert "scores that are no numbers" in capsys.readouterr().err
+    assert "network's scores are NaN" in capsys.readouterr().err
 
 
 def test_a_line_for_each_picture(run, capsys):

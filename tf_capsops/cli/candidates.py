@@ -68,7 +68,7 @@ def check(args):
                 f"--shape: expected sizes such as 128x14x14x32, got '{shape}'"
             )
         if shape != "none" and math.prod(map(int, shape.split("x"))) > _MOST_NUMBERS:
-            raise CommandError(f"--shape: {shape} are more than 2^48 numbers")
+            raise CommandError(f"--shape: {shape} has more than 2^48 elements")
     for argument in args.argument or ():
         if not re.fullmatch(r"\w+=.+", argument):
             raise CommandError(f"--argument: expected NAME=VALUE, got '{argument}'")

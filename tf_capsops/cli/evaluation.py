@@ -52,8 +52,8 @@ def require_numbers(scores):
     """Raises a CommandError if a score is NaN, for it is of no class."""
     if np.isnan(scores).any():
         raise CommandError(
-            "the network computes scores that are no numbers: if its training has "
-            "failed, train again with a lower --learning-rate"
+            "the network's scores are NaN: if its training diverged, train again with "
+            "a lower --learning-rate"
         )
 
 

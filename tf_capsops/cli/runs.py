@@ -359,7 +359,7 @@ def remembered_data(directory):
 
 
 def check_same(dataset, directory, other, where):
-    """Raises a CommandError unless two runs have the same data and tell its classes.
+    """Raises a CommandError unless two runs were trained on the same classes.
 
     They are given by their data sets and directories.
     """
@@ -369,7 +369,7 @@ def check_same(dataset, directory, other, where):
             "name one with --data"
         )
     if list(other.class_names) != list(dataset.class_names):
-        raise CommandError(f"{where} and {directory} tell different classes")
+        raise CommandError(f"{where} and {directory} were trained on different classes")
 
 
 def class_names(directory, classes):

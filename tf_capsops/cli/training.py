@@ -243,21 +243,21 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
             figures.reconstructions(model, dataset, directory / "reconstructions.png")
             written.append("reconstructions.png")
     except OSError as error:  # the run is whole without
-        said.append(f"warning: a picture is not written: {error.strerror or error}")
+        said.append(f"warning: cannot write a picture: {error.strerror or error}")
     written += [runs.RESULT] if is_finished else []
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
     print("\n".join(said))
 
 
 def _failure(losses):
-    """Says since which epoch the loss is no finite number, if it is none at last."""
+    """Says since which epoch the loss has not been finite, if it ended so."""
     finite = [number for number, loss in enumerate(losses, 1) if math.isfinite(loss)]
     first = max(finite, default=0) + 1
     if first > len(losses):
         return []
     return [
-        f"warning: the loss is not a finite number since epoch {first}: train again "
-        "with a lower --learning-rate"
+        f"warning: the loss has not been finite since epoch {first}: train again with "
+        "a lower --learning-rate"
     ]
 
 

@@ -253,7 +253,7 @@ def _fill(coded, layer, kernel=None):
     assign_others(coded, layer, kernels(layer))
 
 
-def assign_others(copy, layer, kernels=()):
+def assign_others(copy, layer, replaced=()):
     """Sets the weights of a layer to those of another one.
 
     They correspond by their order, for Keras numbers sublayers without a name. Of a
@@ -262,9 +262,9 @@ def assign_others(copy, layer, kernels=()):
     Args:
       copy: Which may have more weights for its codes or its routing in few bits.
       layer: The other one.
-      kernels: The weights of it that became codes.
+      replaced: The weights of it that became codes.
     """
-    others = [each for each in layer.weights if all(each is not k for k in kernels)]
+    others = [each for each in layer.weights if all(each is not k for k in replaced)]
     added = _ADDED - {each.name for each in layer.weights}
     weights = [each for each in copy.weights if each.name not in added]
     if [each.shape for each in weights] == [each.shape for each in others]:

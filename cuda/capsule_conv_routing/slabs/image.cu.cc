@@ -220,6 +220,7 @@ __global__ void __launch_bounds__(kHaloThreads)
   }
 }
 
+// Whether the first way serves all phases.
 bool IsDirect(const Problem& p) {
   return AllPhases(p, [](const Phase& phase) {
     return phase.x.taps == 1 && phase.x.stride == 1 && phase.x.pad == 0;
@@ -278,10 +279,10 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
                          const Slab& slab, const float* grads, const float* weights,
                          float* halos, float* grad_input) {
-  const RowProduct w(p, slab, Columns(p), p.in_dim);
-  if (w.z.read == 0) return {};
+  if (FrameAxis(p, slab).read == 0) return {};
   float* const image = grad_input + FirstRow(p, slab);
   if (!IsDirect(p)) return AddTiles(exec, op, p, slab, grads, weights, halos, image);
+  const RowProduct w(p, slab, Columns(p), p.in_dim);
   StoreTile add;
   CAPSOPS_RETURN_IF_ERROR(MakeStoreTile(op, w, true, image, &add));
   return WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {

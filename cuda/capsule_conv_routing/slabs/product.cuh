@@ -8,7 +8,6 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -170,19 +169,6 @@ inline TmaTensor<3> Matrices(uint64_t terms, uint64_t rows, uint64_t planes,
   tensor.apart = {terms, rows * terms};
   tensor.box = {kDepth, box, 1};
   tensor.every = {1, 1, 1};
-  return tensor;
-}
-
-// A tensor to store to. A box has 32 numbers of the first dimension, `rows` of the
-// second and `planes` of the third.
-inline TmaTensor<4> Stored(std::array<uint64_t, 4> size, std::array<uint64_t, 3> apart,
-                           uint32_t rows, uint32_t planes) {
-  TmaTensor<4> tensor;
-  tensor.size = size;
-  tensor.apart = apart;
-  tensor.box = {kStoreColumns, rows, planes, 1};
-  tensor.every = {1, 1, 1, 1};
-  tensor.rounded = false;
   return tensor;
 }
 

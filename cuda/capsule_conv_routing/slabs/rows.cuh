@@ -74,7 +74,8 @@ struct RowProduct {
   __host__ __device__ int box_bytes() const {
     return (tile_rows * box_positions() + box_taps * tile_columns) * kSwizzleBytes;
   }
-  // A tensor of `rows` rows of each frame, with `count` positions of `numbers` numbers.
+  // The rows of the votes, or of the image, with `count` positions of `numbers`
+  // numbers.
   TmaTensor<4> Rows(bool votes, uint64_t numbers, uint64_t count) const {
     const uint64_t row = count * numbers, rows = votes ? y.count : y.read;
     TmaTensor<4> tensor;

@@ -171,13 +171,14 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
   // A box has 32 columns of a warp's 16 rows.
   const uint64_t columns = w.columns, lines = uint64_t{1} * w.z.count * w.y.count;
   const int x_bits = std::min(w.x_bits, 4);
+  TmaTensor<4> stored;
+  stored.size = {columns, width, types, lines};
+  stored.apart = {types * columns, columns, width * types * columns};
+  stored.box = {kStoreColumns, 1u << x_bits, 1u << (4 - x_bits), 1};
+  stored.every = {1, 1, 1, 1};
+  stored.rounded = false;
   CUtensorMap to;
-  CAPSOPS_RETURN_IF_ERROR(
-      MakeTensorMap(op, votes,
-                    Stored({columns, width, types, lines},
-                           {types * columns, columns, width * types * columns},
-                           1u << x_bits, 1u << (4 - x_bits)),
-                    &to));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, votes, stored, &to));
   const auto launch = [&](auto products) -> LaunchError {
     CUtensorMap right;
     CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
