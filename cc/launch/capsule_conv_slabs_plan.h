@@ -93,7 +93,7 @@ class Slabs {
                        void* workspace) const {
     Arena arena(workspace);
     const Arrays a(*this, arena);
-    A* const sums = SumsAreResult() ? reinterpret_cast<A*>(grad_weights) : a.sums;
+    A* const sums = SumsApart() ? a.sums : reinterpret_cast<A*>(grad_weights);
     LaunchError error;
     const auto then = [&error](const auto& step) {
       if (error.empty()) error = step();
@@ -102,7 +102,9 @@ class Slabs {
       then([&] { return Steps::Zero(exec, op_, data, bytes); });
     };
     if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
-    if (!writes_weights_) zero(sums, WeightsSize(p_) * sizeof(A));
+    if (!writes_weights_) {
+      zero(sums, WeightsSize(p_) * (SumsApart() ? sizeof(A) : sizeof(T)));
+    }
     zero(a.parts, parts_ * sizeof(A));
     bool begun = false;  // whether a slab of this phase has read anything
     const auto slab_gradients = [&](const Slab& slab, const T* filter) {
@@ -128,7 +130,7 @@ class Slabs {
       return error;
     };
     then([&] { return ForEachFilter(exec, weights, a, slab_gradients); });
-    if (!writes_weights_ && !SumsAreResult()) {
+    if (SumsApart()) {
       then([&] {
         return Steps::Narrow(exec, op_, WeightsSize(p_), sums, grad_weights);
       });
@@ -161,7 +163,7 @@ class Slabs {
       votes = take(true, T(), s.most_votes_);
       weights_part = take(adds && !by_weights, T(), s.most_weights_);
       weight_sums = take(by_weights, A(), s.most_weight_sums_);
-      sums = take(adds && !SumsAreResult(), A(), WeightsSize(s.p_));
+      sums = take(s.gradient_ && s.SumsApart(), A(), WeightsSize(s.p_));
       parts = take(s.gradient_, A(), s.parts_);
       space = take(true, A(), s.space_);
       conv = take(true, char(), s.convs_.workspace());
@@ -183,7 +185,10 @@ class Slabs {
   // The bytes of the arrays that are smaller where slabs are.
   int64_t SlabBytes() const { return (most_votes_ + ImageSize()) * sizeof(T); }
 
-  static constexpr bool SumsAreResult() { return std::is_same_v<T, A>; }
+  // Whether the gradients of weights by slabs are added up apart from the result.
+  bool SumsApart() const {
+    return !writes_weights_ && !own_.made().by_weights && !std::is_same_v<T, A>;
+  }
 
   // Whether an operand may begin at this offset.
   static bool IsAligned(int64_t offset) { return offset * sizeof(T) % 16 == 0; }

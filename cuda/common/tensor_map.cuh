@@ -19,20 +19,21 @@
 
 namespace capsops {
 
-// The innermost extent of a 128-byte swizzled box.
+// The innermost extent of a box that is swizzled most.
 constexpr int kSwizzleBytes = 128;
 
 // A tensor whose dimensions are listed from the innermost outwards. `apart` holds the
 // strides, in elements, of all dimensions but the first; in bytes they must be
-// multiples of 16. A box takes every `every`-th element of each dimension. A swizzled
-// box has 128 bytes of the first dimension: row i of it has its n-th 16 bytes at
-// position n ^ (i % 8).
+// multiples of 16. A box takes every `every`-th element of each dimension. A box with a
+// swizzle of 32, 64 or 128 bytes has rows of so many bytes of the first dimension. Of
+// each 128 bytes, say number i, the n-th 16 are at position n ^ (i % 2), n ^ (i % 4) or
+// n ^ (i % 8).
 template <int kRank>
 struct TmaTensor {
   std::array<uint64_t, kRank> size;
   std::array<uint64_t, kRank - 1> apart;
   std::array<uint32_t, kRank> box, every;
-  bool swizzled = true;
+  int swizzle = kSwizzleBytes;
   bool rounded = true;  // convert float to TF32, to nearest
 };
 
@@ -67,13 +68,16 @@ LaunchError MakeTensorMap(const char* op, const S* data, const TmaTensor<kRank>&
   const auto type = std::is_same_v<S, float>    ? floats
                     : std::is_same_v<S, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto swizzle = tensor.swizzle == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : tensor.swizzle == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : tensor.swizzle == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                              : CU_TENSOR_MAP_SWIZZLE_NONE;
   std::array<uint64_t, kRank - 1> bytes;
   for (int n = 0; n < kRank - 1; ++n) bytes[n] = tensor.apart[n] * sizeof(S);
-  const CUresult result =
-      encode(map, type, kRank, const_cast<S*>(data), tensor.size.data(), bytes.data(),
-             tensor.box.data(), tensor.every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-             tensor.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(
+      map, type, kRank, const_cast<S*>(data), tensor.size.data(), bytes.data(),
+      tensor.box.data(), tensor.every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return std::string(op) + ": CUDA refuses a tensor map, error " +
          std::to_string(result);

@@ -80,17 +80,28 @@ __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
   return (uint64_t{group} << 32) | (unit << 16 | address);
 }
 
-// Makes the descriptor of a K-major operand in 128-byte swizzle, as TMA boxes have it:
-// 8 rows of 128 bytes begin at a multiple of 1024. `address`, in units of 16 bytes, is
-// that of the product's 32 bytes within the first row.
-__device__ inline uint64_t MakeSwizzledDescriptor(uint32_t address) {
-  return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (1 << 16 | address);
+// The part of a descriptor that tells the swizzle of an operand, as TMA boxes have it,
+// with lines of 32, 64 or 128 bytes. 8 lines begin at a multiple of their bytes.
+__device__ inline uint64_t DescribeSwizzle(uint32_t line) {
+  const uint64_t kind = line == 128 ? 1 : line == 64 ? 2 : 3;
+  return (kind << 62) | (uint64_t{line / 2} << 32);
 }
 
-// Makes the descriptor of an MN-major operand of a 16-bit type in 128-byte swizzle:
-// each term is a line of 64 rows (or columns). `more` is the distance to the next 64.
-__device__ inline uint64_t MakeMnMajorDescriptor(uint32_t address, uint32_t more) {
-  return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (more << 16 | address);
+// Makes the descriptor of a swizzled K-major operand, whose lines are its rows.
+// `address`, in units of 16 bytes, is that of the product's 32 bytes within the first
+// row.
+__device__ inline uint64_t MakeSwizzledDescriptor(uint32_t address,
+                                                  uint32_t line = 128) {
+  return DescribeSwizzle(line) | (1 << 16 | address);
+}
+
+// Makes the descriptor of an MN-major operand of a 16-bit type. Each term is a line of
+// rows (or columns), swizzled unless it has 16 bytes. `more` is the distance to the
+// same term's next line.
+__device__ inline uint64_t MakeMnMajorDescriptor(uint32_t address, uint32_t more,
+                                                 uint32_t line = 128) {
+  if (line == 16) return MakeDescriptor(address, 8, more);
+  return DescribeSwizzle(line) | (more << 16 | address);
 }
 
 // The address of an operand in units of 16 bytes, as descriptors have it.
@@ -163,9 +174,11 @@ struct Wgmma;
   CAPSOPS_WGMMA(O, MN_MAJOR, KIND, 32, "256", "128", "129", "130",           \
                 CAPSOPS_REGISTERS_128, CAPSOPS_SUMS_8(0), CAPSOPS_SUMS_8(8), \
                 CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
+#define CAPSOPS_WGMMA_64(O, MN_MAJOR, KIND)                                         \
+  CAPSOPS_WGMMA(O, MN_MAJOR, KIND, 8, "64", "32", "33", "34", CAPSOPS_REGISTERS_32, \
+                CAPSOPS_SUMS_8(0))
 #define CAPSOPS_WGMMA_ALL(O, KIND)                                                     \
-  CAPSOPS_WGMMA(O, false, KIND, 8, "64", "32", "33", "34", CAPSOPS_REGISTERS_32,       \
-                CAPSOPS_SUMS_8(0))                                                     \
+  CAPSOPS_WGMMA_64(O, false, KIND)                                                     \
   CAPSOPS_WGMMA_128(O, false, KIND)                                                    \
   CAPSOPS_WGMMA(O, false, KIND, 10, "80", "40", "41", "42", CAPSOPS_REGISTERS_40,      \
                 CAPSOPS_SUMS_8(0), CAPSOPS_SUM(8), CAPSOPS_SUM(9))                     \
@@ -194,8 +207,10 @@ struct Wgmma;
 CAPSOPS_WGMMA_ALL(float, CAPSOPS_TF32)
 CAPSOPS_WGMMA_ALL(__half, CAPSOPS_HALF)
 CAPSOPS_WGMMA_ALL(__nv_bfloat16, CAPSOPS_BFLOAT)
+CAPSOPS_WGMMA_64(__half, true, CAPSOPS_HALF_MN_MAJOR)
 CAPSOPS_WGMMA_128(__half, true, CAPSOPS_HALF_MN_MAJOR)
 CAPSOPS_WGMMA_256(__half, true, CAPSOPS_HALF_MN_MAJOR)
+CAPSOPS_WGMMA_64(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
 CAPSOPS_WGMMA_128(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
 CAPSOPS_WGMMA_256(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
 #endif

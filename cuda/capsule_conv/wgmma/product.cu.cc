@@ -38,7 +38,7 @@ inline TmaTensor<5> MapPatches(const Product& p) {
              reach(patch.horizontal, p.horizontal), reach(patch.vertical, p.vertical),
              1};
   map.every = {1, 1, map.box[2] == 1 ? 1 : across, map.box[3] == 1 ? 1 : down, 1};
-  map.swizzled = false;
+  map.swizzle = 0;
   return map;
 }
 

@@ -153,7 +153,7 @@ inline TmaTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
   map.apart = {32, pairs * 32, in_width * pairs * 32};
   map.box = {32, kChannelPairs, static_cast<uint32_t>(width), 1};
   map.every = {1, 1, 1, 1};
-  map.swizzled = !by_pairs;
+  map.swizzle = by_pairs ? 0 : kSwizzleBytes;
   if (by_pairs) {
     std::swap(map.size[1], map.size[2]);
     std::swap(map.apart[0], map.apart[1]);
@@ -171,7 +171,7 @@ inline TmaTensor<3> MapGrad(const Problem& p, int strip) {
   map.apart = {pixel, width * pixel};
   map.box = {kWeightRows * 4, static_cast<uint32_t>(strip), 1};
   map.every = {1, 1, 1};
-  map.swizzled = false;
+  map.swizzle = 0;
   return map;
 }
 

@@ -10,6 +10,7 @@
 //           that each pixel is always added to in the same order.
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/capsule_conv_routing/slabs/products.h"
 #include "cuda/capsule_conv_routing/slabs/rows.cuh"
@@ -23,9 +24,11 @@ namespace capsops::capsule_conv_routing::slabs {
 constexpr int kRoundColumns = 80, kPitch = 88;
 
 // Epilogue of tiles, and kernel parameters.
+template <typename S>
 struct AddPixels {
+  using Element = S;
   static constexpr int kBytes = kTileRows * kPitch * sizeof(float);
-  float *image, *halos;
+  S *image, *halos;
   int dim, types, height, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
   // If a pixel of the votes reaches one of the image by some tap, the one x_back to its
@@ -133,10 +136,9 @@ struct AddPixels {
                            int first, int end) const {
     const bool last = tile.across == w.across - 1;
     const int64_t row_size = int64_t{width} * types * dim;
-    float* const first_row =
-        image + (int64_t{tile.frame} * height + tile.row) * row_size;
+    S* const first_row = image + (int64_t{tile.frame} * height + tile.row) * row_size;
     const int64_t line = int64_t{tile.frame} * w.y.read + tile.row;
-    float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
+    S* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
     const int step = x_every * round_channels - x_back * types * kPitch;
@@ -175,9 +177,9 @@ struct AddPixels {
         sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
       }
       if (in_halo) {
-        *reinterpret_cast<float4*>(
-            tile_halo + (int64_t{pixel - tile_step} * types + type) * dim + channel) =
-            sum;
+        StoreQuad(
+            tile_halo + (int64_t{pixel - tile_step} * types + type) * dim + channel,
+            sum);
       } else {
         AddToGlobal(
             first_row + down * row_size + (int64_t{x} * types + type) * dim + channel,
@@ -186,12 +188,31 @@ struct AddPixels {
     }
   }
 
-  // Subnormal numbers become zeros.
-  __device__ static void AddToGlobal(float* to, const float4& sum) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
-                     __cvta_generic_to_global(to)),
-                 "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w)
-                 : "memory");
+  __device__ static void StoreQuad(S* to, const float4& sum) {
+    reinterpret_cast<Pack<S, 2>*>(to)[0] = NarrowPair<S>(sum.x, sum.y);
+    reinterpret_cast<Pack<S, 2>*>(to)[1] = NarrowPair<S>(sum.z, sum.w);
+  }
+  // Subnormal numbers of floats become zeros.
+  __device__ static void AddToGlobal(S* to, const float4& sum) {
+    const size_t at = __cvta_generic_to_global(to);
+    if constexpr (std::is_same_v<S, float>) {
+      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at),
+                   "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w)
+                   : "memory");
+    } else {
+      const auto low = NarrowPair<S>(sum.x, sum.y), high = NarrowPair<S>(sum.z, sum.w);
+      const uint32_t a = reinterpret_cast<const uint32_t&>(low);
+      const uint32_t b = reinterpret_cast<const uint32_t&>(high);
+      if constexpr (std::is_same_v<S, __half>) {
+        asm volatile("red.global.add.noftz.v2.f16x2 [%0], {%1, %2};" ::"l"(at), "r"(a),
+                     "r"(b)
+                     : "memory");
+      } else {
+        asm volatile("red.global.add.noftz.v2.bf16x2 [%0], {%1, %2};" ::"l"(at), "r"(a),
+                     "r"(b)
+                     : "memory");
+      }
+    }
   }
 };
 
@@ -199,8 +220,9 @@ constexpr int kHaloThreads = 256;
 
 // Adds halos to the image: `quads` times four numbers, of `between` tiles of each row,
 // all but the last.
+template <typename S>
 __global__ void __launch_bounds__(kHaloThreads)
-    AddHalosKernel(const AddPixels p, int rows, int between, int quads) {
+    AddHalosKernel(const AddPixels<S> p, int rows, int between, int quads) {
   GridDependencySynchronize();
   for (int n = blockIdx.x * kHaloThreads + threadIdx.x; n < quads;
        n += gridDim.x * kHaloThreads) {
@@ -211,11 +233,14 @@ __global__ void __launch_bounds__(kHaloThreads)
     const int64_t line = int64_t{digits.rest} * p.height + row;
     const int x = (tile + 1) * p.tile_step - p.x_pad + pixel;
     if (x < 0 || x >= p.width) continue;
-    const float4 added = reinterpret_cast<const float4*>(p.halos)[n];
-    auto& to = *reinterpret_cast<float4*>(
+    const auto added = reinterpret_cast<const Pack<S, 4>*>(p.halos)[n];
+    auto& to = *reinterpret_cast<Pack<S, 4>*>(
         p.image + (line * p.width + x) * p.types * p.dim + element);
-    float4 sum = to;
-    sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
+    Pack<S, 4> sum = to;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      Narrow(Widen(sum.at[e]) + Widen(added.at[e]), &sum.at[e]);
+    }
     to = sum;
   }
 }
@@ -237,13 +262,15 @@ bool AddsImage(const Problem& p) {
   }
   return IsDirect(p) ||
          (p.types <= kTileRows / 2 && AllPhases(p, [&](const Phase& phase) {
-            return AddPixels::MayFit(phase.x) && AddPixels(p, phase).Fits();
+            using Add = AddPixels<float>;  // the same for all types
+            return Add::MayFit(phase.x) && Add(p, phase).Fits();
           }));
 }
 
 // The tiles of image rows that AddPixels takes.
-RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels& add) {
-  RowProduct w(p, slab, Columns(p), p.in_dim, add.tile_pixels * p.types);
+template <typename S>
+RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
+  RowProduct w(p, slab, Columns(p), kWideTerms<S>, p.in_dim, add.tile_pixels * p.types);
   w.box_taps = add.x_taps;
   w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
   w.tile_rows = add.tile_rows;
@@ -252,43 +279,51 @@ RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels& add) 
 
 int64_t ImageHalos(const Problem& p, const Slab& slab) {
   if (IsDirect(p)) return 0;
-  const AddPixels add(p, slab.phase);
+  const AddPixels<float> add(p, slab.phase);
   return add.Halos(PixelTiles(p, slab, add));
 }
 
+template <typename S>
 LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
-                     const Slab& slab, const float* grads, const float* weights,
-                     float* halos, float* grad_input) {
-  AddPixels add(p, slab.phase);
+                     const Slab& slab, const S* grads, const S* weights, S* halos,
+                     S* grad_input) {
+  AddPixels<S> add(p, slab.phase);
   add.image = grad_input;
   add.halos = halos;
   const RowProduct w = PixelTiles(p, slab, add);
   CAPSOPS_RETURN_IF_ERROR((WithProducts<8, 10, 16, 20, 24, 32>(
       add.x_taps * add.tile_channels, [&](auto products) {
-        return LaunchRowProduct<products.value, false>(exec, op, w, add.tile_channels,
-                                                       grads, weights, add);
+        return LaunchRowProduct<kWideTerms<S>, products.value, false>(
+            exec, op, w, add.tile_channels, grads, weights, add);
       })));
   const int quads = static_cast<int>(add.Halos(w) / 4);
   if (quads == 0) return {};
   const int blocks = static_cast<int>(
       std::min<int64_t>(CeilDivide(quads, kHaloThreads), 8 * exec.device.processors));
-  return LaunchDependent(op, AddHalosKernel, dim3(blocks), kHaloThreads, 0, exec, add,
-                         w.y.read, w.across - 1, quads);
+  return LaunchDependent(op, AddHalosKernel<S>, dim3(blocks), kHaloThreads, 0, exec,
+                         add, w.y.read, w.across - 1, quads);
 }
 
+template <typename S>
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const float* grads, const float* weights,
-                         float* halos, float* grad_input) {
+                         const Slab& slab, const S* grads, const S* weights, S* halos,
+                         S* grad_input) {
   if (FrameAxis(p, slab).read == 0) return {};
-  float* const image = grad_input + FirstRow(p, slab);
+  S* const image = grad_input + FirstRow(p, slab);
   if (!IsDirect(p)) return AddTiles(exec, op, p, slab, grads, weights, halos, image);
-  const RowProduct w(p, slab, Columns(p), p.in_dim);
-  StoreTile add;
+  const RowProduct w(p, slab, Columns(p), kWideTerms<S>, p.in_dim);
+  StoreTile<S> add;
   CAPSOPS_RETURN_IF_ERROR(MakeStoreTile(op, w, true, image, &add));
   return WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {
-    return LaunchRowProduct<products.value, false>(exec, op, w, 8 * products.value,
-                                                   grads, weights, add);
+    return LaunchRowProduct<kWideTerms<S>, products.value, false>(
+        exec, op, w, 8 * products.value, grads, weights, add);
   });
 }
+
+#define CAPSOPS_INSTANTIATE(S)                                                      \
+  template LaunchError AddImageGrad<S>(const GpuExec&, const char*, const Problem&, \
+                                       const Slab&, const S*, const S*, S*, S*);
+CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
+#undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -141,7 +141,7 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
 struct GpuSteps {
   using Exec = GpuExec;
   template <typename T>
-  using Own = std::conditional_t<std::is_same_v<T, float>, OwnProducts, NoProducts>;
+  using Own = std::conditional_t<std::is_same_v<T, double>, NoProducts, OwnProducts<T>>;
 
   static capsule_conv::Problem Convolution(const Problem& p, const Slab& slab) {
     return ConvOf(p, slab);

@@ -11,14 +11,16 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 // Copies the rows that a slab reads of `frames` frames of the input, with zeros at both
-// ends of a row, to [frame][row][type][padded pixel][dim].
+// ends of a row, to [frame][row][type][padded pixel][dim]. `units` are 16 bytes of the
+// dim numbers of a pixel and type.
 LaunchError PadImage(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, int64_t padded, int64_t first_frame,
-                     int64_t frames, const float* input, float* copy);
+                     int64_t frames, int64_t units, const void* input, void* copy);
 
 // Packs weights, [y][x][z][dim][columns], as [z][y][columns][x][dim].
+template <typename S>
 LaunchError PackWeights(const GpuExec& exec, const char* op, int64_t y_taps,
                         int64_t x_taps, int64_t z_taps, int64_t dim, int64_t columns,
-                        const float* weights, float* packed);
+                        const S* weights, S* packed);
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -1,13 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Tiles of products in TF32 with wgmma, of 128 rows and 8 kProducts columns. Warps 0 to
-// 7 of a block are two consumer warpgroups, which multiply and store; of the third
-// warpgroup, one warp or thread fills stages with boxes of both operands by TMA.
+// Tiles of products with wgmma, in TF32 or of a 16-bit type S, of 128 rows and
+// 8 kProducts columns. Warps 0 to 7 of a block are two consumer warpgroups, which
+// multiply and store; of the third warpgroup, one warp or thread fills stages with
+// boxes of both operands by TMA.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -20,23 +22,34 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-constexpr int kTileRows = 128, kDepth = 32;  // kDepth: terms of a stage
+constexpr int kTileRows = 128;
+// The terms of a stage: lines of 128 bytes.
+template <typename S>
+constexpr int kWideTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
+// The same of products whose terms are channels, often 32 of them.
+constexpr int kFewTerms = 32;
 constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
 // Registers per thread at launch, of consumers, and of the producer.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
-constexpr int kRowBytes = kTileRows * kSwizzleBytes, kAlignment = 1024;
+constexpr int kAlignment = 1024;
 // Each consumer warp has two boxes of 16 rows by 32 columns: TMA stores one while the
 // warp fills the other.
-constexpr int kBoxRows = 16, kBoxBytes = kBoxRows * kSwizzleBytes;
-constexpr uint32_t kStoreColumns = kSwizzleBytes / sizeof(float);
-constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes;
+constexpr int kBoxRows = 16, kStoreColumns = 32;
+template <typename S>
+constexpr int kStoreLine = kStoreColumns * static_cast<int>(sizeof(S));
+template <typename S>
+constexpr int kBoxBytes = kBoxRows * kStoreLine<S>;
+template <typename S>
+constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes<S>;
 
-// Shared memory: a ring of stages, each with kDepth terms of rows, then of columns, and
+// Shared memory: a ring of stages, each with kTerms terms of rows, then of columns, and
 // kEpilogueBytes, a multiple of 1024, for the epilogue.
-template <int kProducts, int kEpilogueBytes = kStoreBytes>
+template <typename S, int kTerms, int kProducts, int kEpilogueBytes = kStoreBytes<S>>
 struct Stages {
   static_assert(kEpilogueBytes % 1024 == 0);
-  static constexpr int kBytes = kRowBytes + kProducts * 8 * kSwizzleBytes;
+  static constexpr int kLine = kTerms * static_cast<int>(sizeof(S));  // 64 or 128
+  static constexpr int kRowBytes = kTileRows * kLine;
+  static constexpr int kBytes = kRowBytes + kProducts * 8 * kLine;
   static constexpr int kCount = ((225 << 10) - kEpilogueBytes) / kBytes;
   char memory[kCount][kBytes];
   char epilogue[kEpilogueBytes];
@@ -102,8 +115,8 @@ __device__ inline void Complete(float (&sums)[kProducts][4]) {
   }
 }
 
-template <int kProducts, int kEpilogueBytes>
-__device__ inline void Stages<kProducts, kEpilogueBytes>::Multiply(
+template <typename S, int kTerms, int kProducts, int kEpilogueBytes>
+__device__ inline void Stages<S, kTerms, kProducts, kEpilogueBytes>::Multiply(
     int steps, PipelineState* at, float (&sums)[kProducts][4]) {
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   Clear(sums);
@@ -111,13 +124,14 @@ __device__ inline void Stages<kProducts, kEpilogueBytes>::Multiply(
   for (; steps > 0; --steps, at->Next(kCount)) {
     const char* const stage = memory[at->at];
     full[at->at].Wait(at->parity);
-    const uint32_t left = DescriptorAddress(stage) + group * (64 * kSwizzleBytes / 16);
+    const uint32_t left = DescriptorAddress(stage) + group * (64 * kLine / 16);
     const uint32_t right = DescriptorAddress(stage + kRowBytes);
     WgmmaFence();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      Wgmma<float, kProducts>::Begin(MakeSwizzledDescriptor(left + 2 * k),
-                                     MakeSwizzledDescriptor(right + 2 * k), sums, true);
+    for (int k = 0; k < kLine / 32; ++k) {
+      Wgmma<S, kProducts>::Begin(MakeSwizzledDescriptor(left + 2 * k, kLine),
+                                 MakeSwizzledDescriptor(right + 2 * k, kLine), sums,
+                                 true);
     }
     WgmmaCommit();
     WgmmaWait<1>();
@@ -129,10 +143,18 @@ __device__ inline void Stages<kProducts, kEpilogueBytes>::Multiply(
   Complete(sums);
 }
 
+template <typename S>
+__device__ inline Pack<S, 2> NarrowPair(float first, float second) {
+  Pack<S, 2> pair;
+  Narrow(first, &pair.at[0]);
+  Narrow(second, &pair.at[1]);
+  return pair;
+}
+
 // Stores the sums of a consumer warp's 16 rows with store(column, box), which a lane
 // calls for each 32 of `columns` columns to begin a TMA store. `boxes` is the
 // epilogue's memory, and `box` the warp's next box of the two.
-template <int kProducts, typename Store>
+template <typename S, int kProducts, typename Store>
 __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* boxes,
                           int* box, const Store& store) {
   static_assert(kProducts % 4 == 0, "boxes would overlap the next tile");
@@ -140,17 +162,18 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
 #pragma unroll
   for (int first = 0; first < kProducts; first += 4) {
     if (8 * first >= columns) break;
-    char* const to = boxes + (2 * warp + *box) * kBoxBytes;
+    char* const to = boxes + (2 * warp + *box) * kBoxBytes<S>;
     *box ^= 1;
     if (lane == 0) WaitForBulkReads<1>();  // until the store before the last is done
     __syncwarp();
 #pragma unroll
     for (int n = first; n < first + 4; ++n) {
-      const int chunk = 2 * (n - first) + lane % 4 / 2;
-      char* const at = to + row * kSwizzleBytes + (chunk ^ row) * 16 + lane % 2 * 8;
-      *reinterpret_cast<float2*>(at) = make_float2(sums[n][0], sums[n][1]);
-      *reinterpret_cast<float2*>(at + 8 * kSwizzleBytes) =
-          make_float2(sums[n][2], sums[n][3]);
+      const int byte = ((n - first) * 8 + lane % 4 * 2) * static_cast<int>(sizeof(S));
+      const int line = row * kStoreLine<S> / kSwizzleBytes % (kStoreLine<S> / 16);
+      char* const at = to + row * kStoreLine<S> + ((byte / 16 ^ line) * 16) + byte % 16;
+      *reinterpret_cast<Pack<S, 2>*>(at) = NarrowPair<S>(sums[n][0], sums[n][1]);
+      *reinterpret_cast<Pack<S, 2>*>(at + 8 * kStoreLine<S>) =
+          NarrowPair<S>(sums[n][2], sums[n][3]);
     }
     FenceAsyncProxy();
     __syncwarp();
@@ -161,14 +184,16 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
   }
 }
 
-// Boxes of `box` rows of kDepth terms in matrices [planes][rows][terms].
-inline TmaTensor<3> Matrices(uint64_t terms, uint64_t rows, uint64_t planes,
-                             uint32_t box) {
+// Boxes of `rows` rows of `line` elements in matrices of this size.
+template <typename S>
+TmaTensor<3> Matrices(const std::array<uint64_t, 3>& size, uint32_t line,
+                      uint32_t rows) {
   TmaTensor<3> tensor;
-  tensor.size = {terms, rows, planes};
-  tensor.apart = {terms, rows * terms};
-  tensor.box = {kDepth, box, 1};
+  tensor.size = size;
+  tensor.apart = {size[0], size[1] * size[0]};
+  tensor.box = {line, rows, 1};
   tensor.every = {1, 1, 1};
+  tensor.swizzle = static_cast<int>(line * sizeof(S));
   return tensor;
 }
 

@@ -14,74 +14,101 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The conditions of all kernels.
+// The conditions of all kernels. Elements are aligned to 16 bytes.
+template <typename T>
 bool Serves(const GpuExec& exec, const Problem& p) {
-  constexpr int64_t kMost = 1 << 20;
-  return exec.tf32 && HasWgmma(exec.device) &&
-         Stages<8>::SharedBytes() <= exec.device.shared && p.shared_weights &&
-         p.types > 0 && p.in_dim > 0 && p.in_dim % 4 == 0 && Columns(p) % 4 == 0 &&
-         Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost &&
+  constexpr int64_t kMost = 1 << 20, kUnit = 16 / sizeof(T);
+  using LargestStages = Stages<float, 32, 8>;
+  return (exec.tf32 || sizeof(T) < 4) && HasWgmma(exec.device) &&
+         LargestStages::SharedBytes() <= exec.device.shared && p.shared_weights &&
+         p.types > 0 && p.in_dim > 0 && p.in_dim % kUnit == 0 &&
+         Columns(p) % kUnit == 0 && Columns(p) >= 16 &&
+         std::max({p.batch, p.in_depth, p.in_dim}) <= kMost &&
          AllPhases(p, [](const Phase& phase) {
            return IsSmall(phase.depth) && IsSmall(phase.y) && IsSmall(phase.x);
          });
 }
 
-// Windows are no gain without taps across, nor in images where they fill the narrowest
-// tiles. In volumes, nor are gradients of weights that need several copies of the
-// transposed image (docs/notebook/slim_capsules.md).
-OwnProducts::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
+// Measured (docs/notebook/slim_capsules.md): windows are no gain without taps across,
+// nor in images where they fill the narrowest tiles. In volumes, nor are gradients of
+// weights that need several copies of the transposed image. Convolutions of 16-bit
+// types make votes faster than rows in volumes, and than windows in images, unless the
+// layer is transposed.
+template <typename T>
+OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
-  const bool serves = Serves(exec, p);
-  rows_ = serves && ReadsRows(p);
-  windows_ = serves && !rows_ && p.kernel_width > 1 &&
-             (Columns(p) > 64 || (Columns(p) == 64 && p.kernel_depth > 1)) &&
+  constexpr bool kFloats = std::is_same_v<T, float>;
+  const bool serves = Serves<T>(exec, p), rows = serves && ReadsRows(p);
+  const bool volume = p.kernel_depth > 1, wide = Columns(p) > 64;
+  rows_ = rows && (kFloats || p.transposed || !volume);
+  windows_ = serves && !rows && p.kernel_width > 1 &&
+             (kFloats ? wide || (Columns(p) == 64 && volume)
+                      : wide && (p.transposed || volume)) &&
              ReadsWindows(p);
   by_image_ = serves && gradient && AddsImage(p);
-  by_weights_ =
-      serves && gradient && (p.kernel_depth == 1 || p.types % 4 == 0) && SumsWeights(p);
+  by_weights_ = serves && gradient && (!kTransposes || !volume || p.types % 4 == 0) &&
+                SumsWeights(p, kTransposes);
 }
 
-int64_t OwnProducts::Scratch(const Slab& slab) const {
+template <typename T>
+int64_t OwnProducts<T>::Scratch(const Slab& slab) const {
   return std::max({windows_ ? PaddedImage(p_, slab) : 0,
                    by_image_ ? ImageHalos(p_, slab) : 0,
-                   by_weights_ ? WeightSums(p_, slab, processors_).transposed() : 0});
+                   by_weights_ ? Sum(slab).transposed() : 0});
 }
-int64_t OwnProducts::Sums(const Slab& slab) const {
-  return by_weights_ ? WeightSums(p_, slab, processors_).parts() : 0;
+template <typename T>
+int64_t OwnProducts<T>::Sums(const Slab& slab) const {
+  return by_weights_ ? Sum(slab).parts() : 0;
+}
+template <typename T>
+WeightSums OwnProducts<T>::Sum(const Slab& slab) const {
+  return WeightSums(p_, slab, processors_, kTransposes);
 }
 
-LaunchError OwnProducts::PackWeights(const GpuExec& exec, const char* op,
-                                     const Slab& slab, const float* weights,
-                                     float* packed) const {
+template <typename T>
+LaunchError OwnProducts<T>::PackWeights(const GpuExec& exec, const char* op,
+                                        const Slab& slab, const T* weights,
+                                        T* packed) const {
   const int64_t y_taps = slab.phase.y.taps, x_taps = slab.phase.x.taps;
   const int64_t z_taps = slab.phase.depth.taps;
-  return rows_ ? slabs::PackWeights(exec, op, y_taps * x_taps * z_taps, 1, 1, p_.in_dim,
-                                    Columns(p_), weights, packed)
+  const int64_t taps = y_taps * x_taps * z_taps, columns = Columns(p_);
+  return rows_ ? slabs::PackWeights(exec, op, taps, 1, 1, p_.in_dim, columns,
+                                    Native(weights), Native(packed))
                : slabs::PackWeights(exec, op, y_taps, x_taps, z_taps, p_.in_dim,
-                                    Columns(p_), weights, packed);
+                                    columns, Native(weights), Native(packed));
 }
-LaunchError OwnProducts::MakeVotes(const GpuExec& exec, const char* op,
-                                   const Slab& slab, const float* input,
-                                   const float* packed, float* scratch,
-                                   float* votes) const {
-  return rows_ ? MakeRowVotes(exec, op, p_, slab, input, packed, votes)
-               : MakeWindowVotes(exec, op, p_, slab, input, packed, scratch, votes);
+template <typename T>
+LaunchError OwnProducts<T>::MakeVotes(const GpuExec& exec, const char* op,
+                                      const Slab& slab, const T* input, const T* packed,
+                                      T* scratch, T* votes) const {
+  return rows_ ? MakeRowVotes(exec, op, p_, slab, Native(input), Native(packed),
+                              Native(votes))
+               : MakeWindowVotes(exec, op, p_, slab, Native(input), Native(packed),
+                                 Native(scratch), Native(votes));
 }
-LaunchError OwnProducts::AddImage(const GpuExec& exec, const char* op, const Slab& slab,
-                                  const float* grads, const float* weights,
-                                  float* scratch, float* grad_input) const {
-  return AddImageGrad(exec, op, p_, slab, grads, weights, scratch, grad_input);
+template <typename T>
+LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
+                                     const Slab& slab, const T* grads, const T* weights,
+                                     T* scratch, T* grad_input) const {
+  return AddImageGrad(exec, op, p_, slab, Native(grads), Native(weights),
+                      Native(scratch), Native(grad_input));
 }
-LaunchError OwnProducts::SumWeights(const GpuExec& exec, const char* op,
-                                    const Slab& slab, bool first, const float* input,
-                                    const float* grads, float* scratch,
-                                    float* sums) const {
-  return slabs::SumWeights(exec, op, p_, slab, first, input, grads, scratch, sums);
+template <typename T>
+LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
+                                       const Slab& slab, bool first, const T* input,
+                                       const T* grads, T* scratch, float* sums) const {
+  return slabs::SumWeights(exec, op, p_, slab, first, Native(input), Native(grads),
+                           Native(scratch), sums);
 }
-LaunchError OwnProducts::FinishWeights(const GpuExec& exec, const char* op,
-                                       const Slab& slab, const float* sums,
-                                       float* grad_weights) const {
-  return slabs::FinishWeights(exec, op, p_, slab, sums, grad_weights);
+template <typename T>
+LaunchError OwnProducts<T>::FinishWeights(const GpuExec& exec, const char* op,
+                                          const Slab& slab, const float* sums,
+                                          T* grad_weights) const {
+  return slabs::FinishWeights(exec, op, p_, slab, sums, Native(grad_weights));
 }
+
+template class OwnProducts<float>;
+template class OwnProducts<Float16>;
+template class OwnProducts<BFloat16>;
 
 }  // namespace capsops::capsule_conv_routing::slabs

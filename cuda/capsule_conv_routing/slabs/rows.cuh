@@ -37,14 +37,14 @@ struct RowProduct {
 
   // Tiles have 256 rows of the filter at most. Who loads several taps sets box_taps and
   // column_tiles.
-  RowProduct(const Problem& p, const Slab& slab, int64_t terms, int64_t filter_rows,
-             int64_t tile_positions = kTileRows)
+  RowProduct(const Problem& p, const Slab& slab, int64_t terms, int64_t chunk,
+             int64_t filter_rows, int64_t tile_positions = kTileRows)
       : z(p, slab),
         y(slab),
         height(static_cast<int>(p.in_height)),
         positions(static_cast<int>(slab.phase.x.out.count * p.types)),
         terms(static_cast<int>(terms)),
-        chunks(static_cast<int>(CeilDivide(terms, kDepth))),
+        chunks(static_cast<int>(CeilDivide(terms, chunk))),
         read_positions(static_cast<int>(p.in_width * p.types)),
         x_taps(static_cast<int>(slab.phase.x.taps)),
         x_step(static_cast<int>(slab.phase.x.dilation * p.types)),
@@ -71,8 +71,9 @@ struct RowProduct {
   __host__ __device__ int box_positions() const {
     return tile_rows == 1 ? kTileRows : positions;
   }
-  __host__ __device__ int box_bytes() const {
-    return (tile_rows * box_positions() + box_taps * tile_columns) * kSwizzleBytes;
+  // The lines of both boxes of a stage.
+  __host__ __device__ int box_lines() const {
+    return tile_rows * box_positions() + box_taps * tile_columns;
   }
   // The rows of the votes, or of the image, with `count` positions of `numbers`
   // numbers.
@@ -118,8 +119,10 @@ __device__ void ForRowTiles(const RowProduct& w, const Visit& visit) {
 }
 
 // Epilogue: stores sums at [frame][row][position][column], or adds them there.
+template <typename S>
 struct StoreTile {
-  static constexpr int kBytes = kStoreBytes;
+  using Element = S;
+  static constexpr int kBytes = kStoreBytes<S>;
   CUtensorMap to;
   int columns;
   bool adds;  // to an image, instead of storing votes
@@ -130,7 +133,7 @@ struct StoreTile {
                              int* box) const {
     const int first = tile.column_tile * w.tile_columns;
     const int position = tile.across * kTileRows + threadIdx.x / 32 * kBoxRows;
-    StoreRows(sums, columns - first, boxes, box, [&](int column, const char* from) {
+    StoreRows<S>(sums, columns - first, boxes, box, [&](int column, const char* from) {
       if (adds) {
         TmaAdd(to, first + column, position, tile.row, tile.frame, from);
       } else {
@@ -141,13 +144,15 @@ struct StoreTile {
 };
 
 // Makes this epilogue for votes, or for an image whose position n is that of the votes.
-inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds,
-                                 float* to, StoreTile* store) {
+template <typename S>
+LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds, S* to,
+                          StoreTile<S>* store) {
   store->columns = w.filter_rows;
   store->adds = adds;
   auto tensor = w.Rows(!adds, w.filter_rows, adds ? w.read_positions : w.positions);
   tensor.size[1] = std::min<uint64_t>(tensor.size[1], w.positions);
   tensor.box = {kStoreColumns, kBoxRows, 1, 1};
+  tensor.swizzle = kStoreLine<S>;
   tensor.rounded = false;
   return MakeTensorMap(op, to, tensor, &store->to);
 }
@@ -161,14 +166,14 @@ inline LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds,
 //           weights[other tap, (tap across, channel), column]
 // epilogue(w, tile, sums, memory, &box) takes the sums of a tile, with shared memory
 // and a number to keep between tiles, 0 at first.
-template <int kProducts, bool kVotes, typename Epilogue>
+template <int kTerms, int kProducts, bool kVotes, typename Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     RowProductKernel(const __grid_constant__ CUtensorMap positions,
                      const __grid_constant__ CUtensorMap weights,
                      const __grid_constant__ RowProduct w,
                      const __grid_constant__ Epilogue epilogue) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Ring = Stages<kProducts, Epilogue::kBytes>;
+  using Ring = Stages<typename Epilogue::Element, kTerms, kProducts, Epilogue::kBytes>;
   auto& stages = Ring::Start(kConsumerWarps);
   GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -177,7 +182,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     if (threadIdx.x % 128 == 0) {
       PipelineState at;
       at.parity = 1;  // empty stages count as released
-      const int bytes = w.box_bytes();
+      const int bytes = w.box_lines() * Ring::kLine;
       ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
         ForTaps<kVotes>(
             w.z, w.y, tile.frame, tile.row, w.tile_rows,
@@ -187,11 +192,11 @@ __global__ void __launch_bounds__(kProductThreads, 1)
               for (int n = 0, chunk = 0; n < steps; ++n, at.Next(Ring::kCount)) {
                 char* const stage = stages.memory[at.at];
                 Barrier& full = stages.Claim(at, bytes);
-                TmaLoad(positions, chunk * kDepth,
+                TmaLoad(positions, chunk * kTerms,
                         tile.across * w.tile_positions + shift, row, frame, full,
                         stage);
-                TmaLoad(weights, chunk * kDepth, tile.column_tile * w.tile_columns,
-                        z_tap, x_tap, y_tap, full, stage + kRowBytes);
+                TmaLoad(weights, chunk * kTerms, tile.column_tile * w.tile_columns,
+                        z_tap, x_tap, y_tap, full, stage + Ring::kRowBytes);
                 if (++chunk < w.chunks) continue;
                 chunk = 0;
                 ++x_tap;
@@ -220,27 +225,29 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 }
 
 // Launches it with tiles of `columns` rows of the filter.
-template <int kProducts, bool kVotes, typename Epilogue>
+template <int kTerms, int kProducts, bool kVotes, typename S, typename Epilogue>
 LaunchError LaunchRowProduct(const GpuExec& exec, const char* op, RowProduct w,
-                             int columns, const float* positions, const float* weights,
+                             int columns, const S* positions, const S* weights,
                              const Epilogue& epilogue) {
+  using Ring = Stages<S, kTerms, kProducts, Epilogue::kBytes>;
   w.tile_columns = columns;
   const uint64_t terms = w.terms, size = terms * w.filter_rows;
   const uint64_t z_taps = w.z.image.taps, x_taps = w.x_taps, y_taps = w.y.taps;
   TmaTensor<5> filter;
   filter.size = {terms, static_cast<uint64_t>(w.filter_rows), z_taps, x_taps, y_taps};
   filter.apart = {terms, size, z_taps * size, x_taps * z_taps * size};
-  filter.box = {kDepth, static_cast<uint32_t>(columns), 1,
+  filter.swizzle = Ring::kLine;
+  filter.box = {kTerms, static_cast<uint32_t>(columns), 1,
                 static_cast<uint32_t>(w.box_taps), 1};
   filter.every = {1, 1, 1, 1, 1};
   auto read = w.Rows(!kVotes, w.terms, kVotes ? w.read_positions : w.positions);
-  read.box = {kDepth, static_cast<uint32_t>(w.box_positions()),
+  read.swizzle = Ring::kLine;
+  read.box = {kTerms, static_cast<uint32_t>(w.box_positions()),
               static_cast<uint32_t>(w.tile_rows), 1};
   CUtensorMap left, right;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, positions, read, &left));
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, weights, filter, &right));
-  return LaunchProduct<RowProductKernel<kProducts, kVotes, Epilogue>,
-                       Stages<kProducts, Epilogue::kBytes>>(
+  return LaunchProduct<RowProductKernel<kTerms, kProducts, kVotes, Epilogue>, Ring>(
       op, exec, std::min(w.tiles(kVotes), exec.device.processors), left, right, w,
       epilogue);
 }

@@ -12,8 +12,9 @@ namespace capsops::capsule_conv_routing::slabs {
 
 bool ReadsRows(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
-  if (Columns(p) > kMost || p.in_dim % kDepth != 0 || p.out_width * p.types > kMost ||
-      p.in_width * p.types > kMost || p.in_height > kMost) {
+  if (Columns(p) > kMost || p.in_dim % kFewTerms != 0 ||
+      p.out_width * p.types > kMost || p.in_width * p.types > kMost ||
+      p.in_height > kMost) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
@@ -23,16 +24,22 @@ bool ReadsRows(const Problem& p) {
   });
 }
 
+template <typename S>
 LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const float* input, const float* packed,
-                         float* votes) {
-  const RowProduct w(p, slab, p.in_dim, Columns(p));
-  StoreTile store;
+                         const Slab& slab, const S* input, const S* packed, S* votes) {
+  const RowProduct w(p, slab, p.in_dim, kFewTerms, Columns(p));
+  StoreTile<S> store;
   CAPSOPS_RETURN_IF_ERROR(MakeStoreTile(op, w, false, votes, &store));
   return WithProducts<8, 16, 24, 32>(w.wide(), [&](auto products) {
-    return LaunchRowProduct<products.value, true>(
+    return LaunchRowProduct<kFewTerms, products.value, true>(
         exec, op, w, 8 * products.value, input + FirstRow(p, slab), packed, store);
   });
 }
+
+#define CAPSOPS_INSTANTIATE(S)                                                      \
+  template LaunchError MakeRowVotes<S>(const GpuExec&, const char*, const Problem&, \
+                                       const Slab&, const S*, const S*, S*);
+CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
+#undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_conv_routing::slabs

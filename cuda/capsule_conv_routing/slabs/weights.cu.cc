@@ -12,16 +12,18 @@
 #include <type_traits>
 
 #include "cc/launch/round.h"
-#include "cuda/capsule_conv_routing/slabs/product.cuh"
 #include "cuda/capsule_conv_routing/slabs/products.h"
+#include "cuda/capsule_conv_routing/slabs/weights.cuh"
 #include "cuda/common/divisor.cuh"
 
 namespace capsops::capsule_conv_routing::slabs {
 
-WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors)
+WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
+                       bool transposes)
     : z(p, slab),
       y(slab),
-      chunks(static_cast<int>(slab.phase.x.out.count * p.types / kDepth)),
+      transposes(transposes),
+      chunks(static_cast<int>(slab.phase.x.out.count * p.types / terms())),
       types(static_cast<int>(p.types)),
       columns(static_cast<int>(Columns(p))),
       dim(static_cast<int>(p.in_dim)),
@@ -71,103 +73,23 @@ struct SumsPlace {
   }
 };
 
-// The first of two neighboring columns of the votes that a lane of a warp has; 4 lanes
-// have the same. This order avoids bank conflicts.
-__device__ inline int LaneColumn(int warp, int lane) {
-  const int g = lane / 4;
-  const int quad = g % 2 * 4 + warp % 2 * 2 + g / 4;
-  return warp / 2 * 32 + quad * 4 + g / 2 % 2 * 2;
-}
-
-// Loads the A fragments of a step's 4 products from [32 columns][position][column],
-// swizzled.
-__device__ inline void LoadColumns(const char* stage, int column,
-                                   uint32_t (&rows)[4][4]) {
-  const int t = threadIdx.x % 4;
-  const char* const from =
-      stage + column / 32 * (kDepth * kSwizzleBytes) + column % 4 * 4;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int term = 8 * n + 4 * e + t;
-      const uint2 pair = *reinterpret_cast<const uint2*>(
-          from + term * kSwizzleBytes + ((column % 32 / 4) ^ (4 * e + t)) * 16);
-      rows[n][2 * e] = pair.x;
-      rows[n][2 * e + 1] = pair.y;
-    }
-  }
-}
-
-// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. If tiles
-// have 64 columns of the votes, the two consumers take turns.
-template <int kCount, int kProducts>
-__device__ void SumSteps(Stages<kProducts>& stages, bool halved, int steps, bool first,
-                         float4* part) {
-  const int warp = threadIdx.x / 32;
-  const int column = LaneColumn(halved ? warp % 4 : warp, threadIdx.x % 32);
-  float sums[kCount][4];
-  Clear(sums);
-  PipelineState at;
-  int step = 0;
-  if (halved && warp >= 4) {
-    step = 1;
-    at.Next(Stages<kProducts>::kCount);
-  }
-  for (; step < steps; ++step, at.Next(Stages<kProducts>::kCount)) {
-    const char* const stage = stages.memory[at.at];
-    stages.full[at.at].Wait(at.parity);
-    const uint32_t right = DescriptorAddress(stage + kRowBytes);
-    uint32_t left[4][4];
-    LoadColumns(stage, column, left);
-    WgmmaFence();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      WgmmaRs<float, kCount>::Begin(left[k], MakeSwizzledDescriptor(right + 2 * k),
-                                    sums, true);
-    }
-    WgmmaCommit();
-    WgmmaWait<0>();
-    stages.Release(at.at);
-    if (halved) {
-      ++step;
-      at.Next(Stages<kProducts>::kCount);
-    }
-  }
-  Complete(sums);
-  constexpr int kTogether = 8;
-#pragma unroll
-  for (int n = 0; n < kCount; n += kTogether) {
-    float4 before[kTogether] = {};
-    if (!first) {
-#pragma unroll
-      for (int m = 0; m < kTogether; ++m) before[m] = part[(n + m) * kConsumers];
-    }
-#pragma unroll
-    for (int m = 0; m < kTogether; ++m) {
-      const float (&sum)[4] = sums[n + m];
-      part[(n + m) * kConsumers] =
-          make_float4(before[m].x + sum[0], before[m].y + sum[1], before[m].z + sum[2],
-                      before[m].w + sum[3]);
-    }
-  }
-}
-
-template <int kProducts>
+template <typename S, int kProducts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     SumWeightsKernel(const __grid_constant__ CUtensorMap grads,
                      const __grid_constant__ CUtensorMap image, const WeightSums w,
                      const int steps, const bool first, float4* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  auto& stages =
-      Stages<kProducts>::Start(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
+  using Ring = SumStages<S, kProducts>;
+  constexpr int kTerms = kWideTerms<S>;
+  constexpr int kColumnBox = kSwizzleBytes / sizeof(S);
+  auto& stages = Ring::Start(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
   const SumsPlace place(w, steps);
   GridDependencySynchronize();
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   if (warp >= kConsumerWarps) {
     SetMaxRegisters<kFew, false>();
     if (warp == kConsumerWarps) {
-      // Lane n loads box n of the image, and the first 4 lanes boxes of gradients.
+      // Lane n loads box n of the image, and the first lanes boxes of gradients.
       const int lane = threadIdx.x % 32;
       const int number = place.row_tile * w.tile_boxes + lane;
       Digits<int> digits(number);
@@ -183,27 +105,32 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       int chunk = place.begin - line * w.chunks;
       int frame = line / w.y.count, y = line - frame * w.y.count;
       int from = w.z.Read(frame, z_tap);
-      const int column_boxes = w.halved ? 2 : 4;
+      const int column_boxes = (w.halved ? 64 : 128) / kColumnBox;
       PipelineState at;
       at.parity = 1;  // empty stages count as released
-      for (int step = place.begin; step < place.end;
-           ++step, at.Next(Stages<kProducts>::kCount)) {
+      for (int step = place.begin; step < place.end; ++step, at.Next(Ring::kCount)) {
         char* const stage = stages.memory[at.at];
         if (lane == 0) {
           stages.empty[at.at].Wait(at.parity);
           stages.full[at.at].ArriveAndExpectBytes(
-              (column_boxes * kDepth + place.boxes * w.box) * kSwizzleBytes);
+              (column_boxes * kColumnBox + place.boxes * w.box) * kSwizzleBytes);
         }
         __syncwarp();
         if (lane < column_boxes) {
-          TmaLoad(grads, place.column_tile * kTileRows + lane * 32, chunk * kDepth,
-                  frame * w.y.count + y, stages.full[at.at],
-                  stage + lane * kDepth * kSwizzleBytes);
+          TmaLoad(grads, place.column_tile * kTileRows + lane * kColumnBox,
+                  chunk * kTerms, frame * w.y.count + y, stages.full[at.at],
+                  stage + lane * kTerms * kSwizzleBytes);
         }
         if (lane < place.boxes) {
-          TmaLoad(image, chunk * kDepth + begin, remainder, y * w.y.stride + down,
-                  max(from, -1), channel, stages.full[at.at],
-                  stage + kRowBytes + lane * w.box * kSwizzleBytes);
+          char* const to = stage + Ring::kRowBytes + lane * w.box * kSwizzleBytes;
+          const int row = y * w.y.stride + down;
+          if constexpr (std::is_same_v<S, float>) {
+            TmaLoad(image, chunk * kTerms + begin, remainder, row, max(from, -1),
+                    channel, stages.full[at.at], to);
+          } else {
+            TmaLoad(image, channel, 0, chunk * w.chunk() + moved * w.pixel(), row,
+                    max(from, -1), stages.full[at.at], to);
+          }
         }
         if (++chunk < w.chunks) continue;
         chunk = 0;
@@ -217,12 +144,13 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     float4* const part =
         parts + int64_t{blockIdx.x} * (kProducts * kConsumers) + threadIdx.x;
     const int share = place.end - place.begin, width = place.boxes * w.box;
+    const int line = w.box * static_cast<int>(sizeof(S));
     if (width <= 64) {
-      SumSteps<8>(stages, w.halved, share, first, part);
+      SumSteps<8, S, kProducts>(stages, w.halved, line, share, first, part);
     } else if (width <= 128) {
-      SumSteps<16>(stages, w.halved, share, first, part);
+      SumSteps<16, S, kProducts>(stages, w.halved, line, share, first, part);
     } else if constexpr (kProducts > 16) {
-      SumSteps<kProducts>(stages, w.halved, share, first, part);
+      SumSteps<kProducts, S, kProducts>(stages, w.halved, line, share, first, part);
     }
   }
 #else
@@ -233,10 +161,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 // Adds the parts of each tile, and stores them where the phase has its weights. A block
 // has a product of one of the consumers' warps, and each of its warps a share of the
 // parts.
-template <int kShares>
+template <typename S, int kShares>
 __global__ void __launch_bounds__(32 * kShares)
     FinishWeightsKernel(const WeightSums w, const Relay relay, const float4* parts,
-                        float* grad_weights) {
+                        S* grad_weights) {
   __shared__ float4 sums[kShares][32];
   GridDependencySynchronize();
   const int warp = blockIdx.x % kConsumerWarps, rest = blockIdx.x / kConsumerWarps;
@@ -262,7 +190,7 @@ __global__ void __launch_bounds__(32 * kShares)
   }
   sums[share][lane] = sum;
   __syncthreads();
-  const int column = column_tile * kTileRows + LaneColumn(warp, lane);
+  const int column = column_tile * kTileRows + LaneColumn<S>(warp, lane);
   if (share > 0 || column >= w.columns) return;
 #pragma unroll
   for (int n = 1; n < kShares; ++n) {
@@ -275,56 +203,99 @@ __global__ void __launch_bounds__(32 * kShares)
     if (box >= boxes) return;
     const int number = row_tile * w.tile_boxes + box, tap = number / w.tap_boxes;
     const int channel = (number - tap * w.tap_boxes) * w.box + row - box * w.box;
-    *reinterpret_cast<float2*>(grad_weights + relay.From(tap) * relay.matrix +
-                               channel * int64_t{w.columns} + column) =
-        e == 0 ? make_float2(sum.x, sum.z) : make_float2(sum.y, sum.w);
+    S* const to = grad_weights + relay.From(tap) * relay.matrix +
+                  channel * int64_t{w.columns} + column;
+    const float first_sum = e == 0 ? sum.x : sum.y, second_sum = e == 0 ? sum.z : sum.w;
+    if constexpr (std::is_same_v<S, float>) {
+      *reinterpret_cast<float2*>(to) = make_float2(first_sum, second_sum);
+    } else {
+      Narrow(first_sum, to);
+      if (column + 8 < w.columns) Narrow(second_sum, to + 8);
+    }
   }
 }
 
-bool SumsWeights(const Problem& p) {
+bool SumsWeights(const Problem& p, bool transposes) {
   constexpr int64_t kMost = 1 << 20;
   if (std::max({p.in_width * p.types * p.in_dim, p.in_height, p.out_width * p.types,
                 Columns(p)}) > kMost) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
-    return phase.x.out.count * p.types % kDepth == 0 &&
+    const int64_t terms = transposes ? 32 : 64, stride = phase.x.stride;
+    // A box of TMA has 256 positions at most, and may leave out 7 of 8.
+    if (!transposes && stride > 1 &&
+        (terms % p.types != 0 || stride > 8 || terms / p.types * stride > 256)) {
+      return false;
+    }
+    return phase.x.out.count * p.types % terms == 0 &&
            p.in_dim * phase.depth.taps * phase.y.taps * phase.x.taps <= kMost;
   });
 }
 
-LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
-                       const Slab& slab, bool first, const float* input,
-                       const float* grads, float* transposed, float* parts) {
-  const WeightSums w(p, slab, exec.device.processors);
-  CAPSOPS_RETURN_IF_ERROR(
-      TransposeImage(exec, op, p, w, input + FirstRow(p, slab), transposed));
+// The boxes of a tap in the transposed copy, and in the image itself.
+TmaTensor<5> TransposedBoxes(const WeightSums& w) {
   const uint64_t remainders = w.x_stride * w.copies, pitch = w.pitch;
   const uint64_t rows = w.y.read, frames = std::max(w.z.read, 1), dim = w.dim;
   TmaTensor<5> tensor;
   tensor.size = {static_cast<uint64_t>(w.line()), remainders, rows, frames, dim};
   tensor.apart = {pitch, remainders * pitch, rows * remainders * pitch,
                   frames * rows * remainders * pitch};
-  tensor.box = {kDepth, 1, 1, 1, static_cast<uint32_t>(w.box)};
+  tensor.box = {static_cast<uint32_t>(w.terms()), 1, 1, 1,
+                static_cast<uint32_t>(w.box)};
   tensor.every = {1, 1, 1, 1, 1};
+  return tensor;
+}
+TmaTensor<5> ImageBoxes(const WeightSums& w, uint64_t height) {
+  const uint64_t dim = w.dim, pixel = w.pixel(), width = w.width * pixel;
+  const uint64_t types = w.types / pixel, row = w.width * w.types * dim;
+  TmaTensor<5> tensor;
+  tensor.size = {dim, types, width, static_cast<uint64_t>(w.y.read),
+                 static_cast<uint64_t>(std::max(w.z.read, 1))};
+  tensor.apart = {dim, types * dim, row, height * row};
+  tensor.box = {static_cast<uint32_t>(w.box), static_cast<uint32_t>(types),
+                static_cast<uint32_t>(w.chunk()), 1, 1};
+  tensor.every = {1, 1, static_cast<uint32_t>(w.x_stride), 1, 1};
+  tensor.swizzle = w.box == 8 ? 0 : w.box * 2;
+  return tensor;
+}
+
+template <typename S>
+LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
+                       const Slab& slab, bool first, const S* input, const S* grads,
+                       S* transposed, float* parts) {
+  constexpr bool kTransposes = std::is_same_v<S, float>;
+  const WeightSums w(p, slab, exec.device.processors, kTransposes);
+  const uint64_t columns = w.columns, lines = uint64_t{1} * w.z.count * w.y.count;
+  const uint64_t positions = uint64_t{1} * w.chunks * w.terms();
   CUtensorMap votes, image;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
-      op, grads, Matrices(w.columns, w.chunks * kDepth, w.z.count * w.y.count, kDepth),
+      op, grads,
+      Matrices<S>({columns, positions, lines}, kSwizzleBytes / sizeof(S), w.terms()),
       &votes));
-  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, tensor, &image));
+  const S* const from = input + FirstRow(p, slab);
+  if constexpr (kTransposes) {
+    CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p, w, from, transposed));
+    CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, TransposedBoxes(w), &image));
+  } else {
+    CAPSOPS_RETURN_IF_ERROR(
+        MakeTensorMap(op, from, ImageBoxes(w, p.in_height), &image));
+  }
   return WithProducts<16, 32>(w.products * 8, [&](auto products) {
-    return LaunchProduct<SumWeightsKernel<products.value>, Stages<products.value>>(
+    return LaunchProduct<SumWeightsKernel<S, products.value>,
+                         SumStages<S, products.value>>(
         op, exec, w.blocks(), votes, image, w, w.steps(), first,
         reinterpret_cast<float4*>(parts));
   });
 }
 
+template <typename S>
 LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
-                          const Slab& slab, const float* parts, float* grad_weights) {
-  const WeightSums w(p, slab, exec.device.processors);
+                          const Slab& slab, const float* parts, S* grad_weights) {
+  const WeightSums w(p, slab, exec.device.processors, std::is_same_v<S, float>);
   const auto launch = [&](auto shares) {
     return LaunchDependent(
-        op, FinishWeightsKernel<shares.value>,
+        op, FinishWeightsKernel<S, shares.value>,
         dim3(w.row_tiles * w.column_tiles * w.products * kConsumerWarps),
         32 * shares.value, 0, exec, w, Relay(p, slab.phase),
         reinterpret_cast<const float4*>(parts), grad_weights);
@@ -335,5 +306,14 @@ LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
   }
   return launch(std::integral_constant<int, 8>());
 }
+
+#define CAPSOPS_INSTANTIATE(S)                                                       \
+  template LaunchError SumWeights<S>(const GpuExec&, const char*, const Problem&,    \
+                                     const Slab&, bool, const S*, const S*, S*,      \
+                                     float*);                                        \
+  template LaunchError FinishWeights<S>(const GpuExec&, const char*, const Problem&, \
+                                        const Slab&, const float*, S*);
+CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
+#undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -1,14 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The gradient of shared weights in TF32, with wgmma. A row of a slab has positions
-// (pixel, type), which are the terms of the product
+// The gradient of shared weights with wgmma, in TF32 or of 16-bit types. A row of a
+// slab has positions (pixel, type), which are the terms of the product
 //   grad_weights[tap, channel, column] = sum over positions of
 //       image[position + tap, channel] * votes_grad[position, column]
-// In a transposed copy of the image the positions of a row are neighbors, so that a tap
-// is a shift. TMA loads from multiples of 16 bytes: if a pixel has fewer, there are
-// copies for shifts by 0, 1 and so on. Blocks keep partial sums of all slabs of a
-// phase; a second kernel adds them up after the last one.
+// Terms of 16 bits may be apart. Floats must be neighbors, and in a transposed copy of
+// the image the positions of a row are, so that a tap is a shift. TMA loads from
+// multiples of 16 bytes: if a pixel has fewer, there are copies for shifts by 0, 1 and
+// so on. Blocks keep partial sums of all slabs of a phase; a second kernel adds them up
+// after the last one.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +19,17 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Kernel parameters, for slabs of a phase. Positions of an image row are sorted by the
-// remainder of pixels modulo the stride.
+// Kernel parameters, for slabs of a phase.
 struct WeightSums {
   FrameAxis z;
   RowAxis y;
-  int chunks;  // runs of 32 positions of a row
+  bool transposes;
+  int chunks;  // runs of terms() positions of a row
   int types, columns, dim;
   int x_taps, x_stride, x_dilation, x_pad;
-  // Copies of the transposed image, 1, 2 or 4: copy n begins with pixel n - lead of
-  // each remainder.
+  // Copies of the transposed image, 1, 2 or 4, in which the positions of a row are
+  // sorted by the remainder of pixels modulo the stride. Copy n begins with pixel
+  // n - lead of each remainder.
   int copies, lead;
   // Boxes of `box` channels of a tap are columns of the product. Taps are sorted by y,
   // x and z.
@@ -42,8 +44,15 @@ struct WeightSums {
   int64_t width;  // pixels of an image row
   int64_t pitch;  // between transposed rows of one remainder
 
-  WeightSums(const Problem& p, const Slab& slab, int processors);
+  WeightSums(const Problem& p, const Slab& slab, int processors, bool transposes);
 
+  __host__ __device__ int terms() const { return transposes ? 32 : 64; }
+  // Without a stride, the axis of the image that taps across move on has positions,
+  // otherwise pixels. Returns how many of it a pixel is, and a chunk.
+  __host__ __device__ int pixel() const { return x_stride == 1 ? types : 1; }
+  __host__ __device__ int chunk() const {
+    return x_stride == 1 ? terms() : terms() / types * x_stride;
+  }
   int steps() const { return z.count * y.count * chunks; }
   int blocks() const { return column_tiles * ((row_tiles - 1) * splits + last_splits); }
   // The pixels of an image row that have one remainder, and the positions of a copy.
@@ -54,6 +63,7 @@ struct WeightSums {
   // The numbers of all partial sums.
   int64_t parts() const { return int64_t{blocks()} * products * 256 * 4; }
   int64_t transposed() const {
+    if (!transposes) return 0;
     return int64_t{dim} * z.read * y.read * x_stride * copies * pitch;
   }
 };
@@ -63,10 +73,12 @@ LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p
                            const WeightSums& w, const float* image, float* transposed);
 // `grads` holds the gradients of the slab's votes; `first` tells whether it is the
 // first slab of its phase.
+template <typename S>
 LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
-                       const Slab& slab, bool first, const float* input,
-                       const float* grads, float* transposed, float* parts);
+                       const Slab& slab, bool first, const S* input, const S* grads,
+                       S* transposed, float* parts);
+template <typename S>
 LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
-                          const Slab& slab, const float* parts, float* grad_weights);
+                          const Slab& slab, const float* parts, S* grad_weights);
 
 }  // namespace capsops::capsule_conv_routing::slabs

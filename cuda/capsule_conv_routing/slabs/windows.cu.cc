@@ -52,14 +52,14 @@ struct WindowTile {
 };
 
 // `votes` has the dimensions column, pixel, type and row of all frames.
-template <int kProducts>
+template <typename S, int kProducts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     WindowVotesKernel(const __grid_constant__ CUtensorMap image,
                       const __grid_constant__ CUtensorMap weights,
                       const __grid_constant__ CUtensorMap votes,
                       const __grid_constant__ Windows w) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Ring = Stages<kProducts>;
+  using Ring = Stages<S, kFewTerms, kProducts>;
   auto& stages = Ring::Start(kConsumerWarps);
   GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -70,19 +70,19 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       at.parity = 1;  // empty stages count as released
       for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x) {
         const WindowTile tile(w, n);
-        ForTaps<true>(w.z, w.y, tile.frame, tile.row, 1,
-                      [&](int frame, int row, int z_tap, int y_tap) {
-                        const int tap = z_tap * w.y.taps + y_tap;
-                        for (int chunk = 0; chunk < w.chunks;
-                             ++chunk, at.Next(Ring::kCount)) {
-                          char* const stage = stages.memory[at.at];
-                          Barrier& full = stages.Claim(at);
-                          TmaLoad(image, chunk * kDepth, tile.x, tile.type, row, frame,
-                                  full, stage);
-                          TmaLoad(weights, chunk * kDepth, tile.column * kProducts * 8,
-                                  tap, full, stage + kRowBytes);
-                        }
-                      });
+        ForTaps<true>(
+            w.z, w.y, tile.frame, tile.row, 1,
+            [&](int frame, int row, int z_tap, int y_tap) {
+              const int tap = z_tap * w.y.taps + y_tap;
+              for (int chunk = 0; chunk < w.chunks; ++chunk, at.Next(Ring::kCount)) {
+                char* const stage = stages.memory[at.at];
+                Barrier& full = stages.Claim(at);
+                TmaLoad(image, chunk * kFewTerms, tile.x, tile.type, row, frame, full,
+                        stage);
+                TmaLoad(weights, chunk * kFewTerms, tile.column * kProducts * 8, tap,
+                        full, stage + Ring::kRowBytes);
+              }
+            });
       }
     }
   } else {
@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const int x = tile.x + (row & ((1 << w.x_bits) - 1));
       const int type = tile.type + (row >> w.x_bits);
       const int line = tile.frame * w.y.count + tile.row;
-      StoreRows(sums, w.columns - column, stages.epilogue, &box,
-                [&](int n, const char* from) {
-                  TmaStore(votes, column + n, x, type, line, from);
-                });
+      StoreRows<S>(sums, w.columns - column, stages.epilogue, &box,
+                   [&](int n, const char* from) {
+                     TmaStore(votes, column + n, x, type, line, from);
+                   });
     }
     WaitForBulkStores();
   }
@@ -119,7 +119,7 @@ Windows::Windows(const Problem& p, const Slab& slab)
       padded(static_cast<int>(PaddedWidth(slab.phase.x))),
       pixel_dim(static_cast<int>(p.in_dim)),
       window(static_cast<int>(slab.phase.x.taps * p.in_dim)),
-      chunks(static_cast<int>(CeilDivide(window, kDepth))),
+      chunks(static_cast<int>(CeilDivide(window, kFewTerms))),
       column_tiles(static_cast<int>(CeilDivide(columns, 256))) {
   // The fewest tiles.
   int64_t fewest = INT64_MAX;
@@ -152,19 +152,21 @@ bool ReadsWindows(const Problem& p) {
   });
 }
 
+template <typename S>
 LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& p,
-                            const Slab& slab, const float* input, const float* packed,
-                            float* padded, float* votes) {
+                            const Slab& slab, const S* input, const S* packed,
+                            S* padded, S* votes) {
   const Windows w(p, slab);
-  CAPSOPS_RETURN_IF_ERROR(
-      PadImage(exec, op, p, slab, w.padded, w.z.first_read, w.z.read, input, padded));
+  CAPSOPS_RETURN_IF_ERROR(PadImage(exec, op, p, slab, w.padded, w.z.first_read,
+                                   w.z.read, p.in_dim * sizeof(S) / 16, input, padded));
   const uint64_t dim = w.pixel_dim, row = w.padded * dim, types = w.types;
   const uint64_t window = w.window, width = w.width, rows = w.y.read;
   TmaTensor<5> image;
   image.size = {window, width, types, rows,
                 static_cast<uint64_t>(std::max(w.z.read, 1))};
   image.apart = {dim * slab.phase.x.stride, row, types * row, rows * types * row};
-  image.box = {kDepth, 1u << w.x_bits, 1u << (7 - w.x_bits), 1, 1};
+  image.swizzle = kFewTerms * sizeof(S);
+  image.box = {kFewTerms, 1u << w.x_bits, 1u << (7 - w.x_bits), 1, 1};
   image.every = {1, 1, 1, 1, 1};
   CUtensorMap left;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, padded, image, &left));
@@ -174,6 +176,7 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
   TmaTensor<4> stored;
   stored.size = {columns, width, types, lines};
   stored.apart = {types * columns, columns, width * types * columns};
+  stored.swizzle = kStoreLine<S>;
   stored.box = {kStoreColumns, 1u << x_bits, 1u << (4 - x_bits), 1};
   stored.every = {1, 1, 1, 1};
   stored.rounded = false;
@@ -183,12 +186,20 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
     CUtensorMap right;
     CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
         op, packed,
-        Matrices(window, w.columns, w.z.image.taps * w.y.taps, products.value * 8),
+        Matrices<S>({window, columns, uint64_t{1} * w.z.image.taps * w.y.taps},
+                    kFewTerms, products.value * 8),
         &right));
-    return LaunchProduct<WindowVotesKernel<products.value>, Stages<products.value>>(
+    return LaunchProduct<WindowVotesKernel<S, products.value>,
+                         Stages<S, kFewTerms, products.value>>(
         op, exec, std::min(w.tiles(), exec.device.processors), left, right, to, w);
   };
   return WithProducts<8, 16, 24, 32>(CeilDivide(w.columns, w.column_tiles), launch);
 }
+
+#define CAPSOPS_INSTANTIATE(S)                                                         \
+  template LaunchError MakeWindowVotes<S>(const GpuExec&, const char*, const Problem&, \
+                                          const Slab&, const S*, const S*, S*, S*);
+CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
+#undef CAPSOPS_INSTANTIATE
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -111,8 +111,8 @@ def _correctness_cases():
         kernel = (3,) * len(image)
         more = {**_SAME, **more, "batch": batch}
         yield _case(name, image, kernel, (4, 3, 8, 16), use, **more)
-    # Of kernels for slabs in TF32: votes of rows or windows, and gradients of weights,
-    # which take rows with a multiple of 4 of 8 types' pixels.
+    # Of kernels with wgmma for slabs: votes of rows or windows, and gradients of
+    # weights, which take rows with a multiple of 4 of 8 types' pixels, or 8 in 16 bits.
     for name, image, kernel, in_dim, more in (
         ("rows", (13, 20), (3, 3), 32, {"dilations": 2}),
         ("rows_up", (43, 64), (3, 4), 32, {**_UP, "strides": (1, 2), "batch": 1}),
@@ -136,6 +136,8 @@ def _correctness_cases():
         ("tiles_narrow", (41, 2), (3, 2), (1, 4, 1, 16), {"strides": (3, 1)}),
         ("tiles_lanes", (5, 7), (3, 2), (17, 64, 1, 16), {"strides": (1, 2)}),
         ("tiles_images", (5, 24, 24), (3, 3, 3), (8, 8, 4, 32), {"batch": 3}),
+        ("tiles_half", (9, 32), (3, 3), (4, 16, 2, 16), {}),
+        ("tiles_columns", (6, 32), (3, 2), (2, 24, 3, 40), {}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, capsules, use, **more)

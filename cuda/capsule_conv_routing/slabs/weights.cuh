@@ -1,0 +1,124 @@
+// Copyright 2026 The tf_capsops Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// What consumers of SumWeightsKernel do: they multiply stages of positions, and keep
+// partial sums of weights. A stage has boxes of the votes' gradients and of the image.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/capsule_conv_routing/slabs/product.cuh"
+
+namespace capsops::capsule_conv_routing::slabs {
+
+// The first of two columns of the votes that a lane of a warp has; 4 lanes have the
+// same. The other column is the next one of floats, in an order that avoids bank
+// conflicts, and 8 columns on of 16-bit types.
+template <typename S>
+__device__ int LaneColumn(int warp, int lane) {
+  if (!std::is_same_v<S, float>) return warp * 16 + lane / 4;
+  const int g = lane / 4;
+  const int quad = g % 2 * 4 + warp % 2 * 2 + g / 4;
+  return warp / 2 * 32 + quad * 4 + g / 2 % 2 * 2;
+}
+
+// Loads the A fragments of a step's 4 products from [32 columns][position][column],
+// swizzled.
+__device__ inline void LoadColumns(const char* stage, int column,
+                                   uint32_t (&rows)[4][4]) {
+  const int t = threadIdx.x % 4;
+  const char* const from =
+      stage + column / 32 * (kWideTerms<float> * kSwizzleBytes) + column % 4 * 4;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int term = 8 * n + 4 * e + t;
+      const uint2 pair = *reinterpret_cast<const uint2*>(
+          from + term * kSwizzleBytes + ((column % 32 / 4) ^ (4 * e + t)) * 16);
+      rows[n][2 * e] = pair.x;
+      rows[n][2 * e + 1] = pair.y;
+    }
+  }
+}
+
+template <typename S, int kProducts>
+using SumStages = Stages<S, kWideTerms<S>, kProducts>;
+
+// Begins the products of a stage. Boxes of 16-bit types have a line of `line` bytes for
+// each position.
+template <typename S, int kCount>
+__device__ void AddStage(const char* votes, const char* image, int warp, int line,
+                         float (&sums)[kCount][4]) {
+  const uint32_t right = DescriptorAddress(image);
+  if constexpr (std::is_same_v<S, float>) {
+    uint32_t left[4][4];
+    LoadColumns(votes, LaneColumn<S>(warp, threadIdx.x % 32), left);
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      WgmmaRs<S, kCount>::Begin(left[k], MakeSwizzledDescriptor(right + 2 * k), sums,
+                                true);
+    }
+  } else {
+    constexpr int kTerms = kWideTerms<S>;
+    const uint32_t left =
+        DescriptorAddress(votes) + warp / 4 * (kTerms * kSwizzleBytes / 16);
+    const uint64_t operand = MakeMnMajorDescriptor(right, kTerms * line / 16, line);
+    WgmmaFence();
+#pragma unroll
+    for (int k = 0; k < kTerms / 16; ++k) {
+      Wgmma<S, kCount, true>::Begin(MakeMnMajorDescriptor(left + k * kSwizzleBytes, 0),
+                                    operand + k * line, sums, true);
+    }
+  }
+  WgmmaCommit();
+}
+
+// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. If tiles
+// have 64 columns of the votes, the two consumers take turns.
+template <int kCount, typename S, int kProducts>
+__device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
+                         int steps, bool first, float4* part) {
+  using Ring = SumStages<S, kProducts>;
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+  float sums[kCount][4];
+  Clear(sums);
+  PipelineState at;
+  int step = 0;
+  if (halved && warp >= 4) {
+    step = 1;
+    at.Next(Ring::kCount);
+  }
+  for (; step < steps; ++step, at.Next(Ring::kCount)) {
+    const char* const stage = stages.memory[at.at];
+    stages.full[at.at].Wait(at.parity);
+    AddStage<S>(stage, stage + Ring::kRowBytes, halved ? warp % 4 : warp, line, sums);
+    WgmmaWait<0>();
+    stages.Release(at.at);
+    if (halved) {
+      ++step;
+      at.Next(Ring::kCount);
+    }
+  }
+  Complete(sums);
+  constexpr int kTogether = 8;
+#pragma unroll
+  for (int n = 0; n < kCount; n += kTogether) {
+    float4 before[kTogether] = {};
+    if (!first) {
+#pragma unroll
+      for (int m = 0; m < kTogether; ++m) before[m] = part[(n + m) * kConsumers];
+    }
+#pragma unroll
+    for (int m = 0; m < kTogether; ++m) {
+      const float (&sum)[4] = sums[n + m];
+      part[(n + m) * kConsumers] =
+          make_float4(before[m].x + sum[0], before[m].y + sum[1], before[m].z + sum[2],
+                      before[m].w + sum[3]);
+    }
+  }
+}
+
+}  // namespace capsops::capsule_conv_routing::slabs
