@@ -11,6 +11,7 @@ from tf_capsops.arguments import image_range, scaled_images
 from tf_capsops.layers import Conv2D, Conv3D
 from tf_capsops.losses import one_hot_labels
 from tf_capsops.metrics import classes_read
+from tf_capsops.models import bands
 from tf_capsops.models.images import images_and
 from tf_capsops.models.mask_targets import MaskModel, with_axis
 from tf_capsops.models.sizes import with_multiples
@@ -90,6 +91,13 @@ class Segmenter(MaskModel, keras.Model):
     @abc.abstractmethod
     def drawn(self, outputs, one_hot, training=None):
         """Returns the images `[B, ..., C]` that the decoder draws of some outputs."""
+
+    def draw(self, features, training=None):
+        """Calls the decoder, in training on large images in bands of rows."""
+        number = bands.count(self.decoder, features) if training else 1
+        if number > 1:
+            return bands.train(self.decoder, features, number)
+        return self.decoder(features, training=training)
 
     def reconstruct(self, images, masks=None):
         """Returns what the decoder draws, `[B, ..., C]`.

@@ -288,7 +288,7 @@ class UCaps3D(Segmenter):
         return self.margin_weight * margin + self.reconstruction_weight * reconstruction
 
     def drawn(self, outputs, one_hot, training=None):
-        return self.decoder(outputs["features"], training=training)
+        return self.draw(outputs["features"], training)
 
     def get_config(self):
         return {
