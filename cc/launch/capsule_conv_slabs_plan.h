@@ -102,8 +102,10 @@ class Slabs {
       then([&] { return Steps::Zero(exec, op_, data, bytes); });
     };
     if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
-    if (!writes_weights_) {
-      zero(sums, WeightsSize(p_) * (SumsApart() ? sizeof(A) : sizeof(T)));
+    if (SumsApart()) {
+      zero(a.sums, WeightsSize(p_) * sizeof(A));
+    } else if (!writes_weights_) {
+      zero(grad_weights, WeightsSize(p_) * sizeof(T));
     }
     zero(a.parts, parts_ * sizeof(A));
     bool begun = false;  // whether a slab of this phase has read anything
@@ -185,7 +187,7 @@ class Slabs {
   // The bytes of the arrays that are smaller where slabs are.
   int64_t SlabBytes() const { return (most_votes_ + ImageSize()) * sizeof(T); }
 
-  // Whether the gradients of weights by slabs are added up apart from the result.
+  // Whether convolutions' gradients of weights have wider sums than the result.
   bool SumsApart() const {
     return !writes_weights_ && !own_.made().by_weights && !std::is_same_v<T, A>;
   }

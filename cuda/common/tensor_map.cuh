@@ -19,15 +19,15 @@
 
 namespace capsops {
 
-// The innermost extent of a box that is swizzled most.
+// The bytes of a line with the widest swizzle.
 constexpr int kSwizzleBytes = 128;
 
 // A tensor whose dimensions are listed from the innermost outwards. `apart` holds the
 // strides, in elements, of all dimensions but the first; in bytes they must be
 // multiples of 16. A box takes every `every`-th element of each dimension. A box with a
-// swizzle of 32, 64 or 128 bytes has rows of so many bytes of the first dimension. Of
-// each 128 bytes, say number i, the n-th 16 are at position n ^ (i % 2), n ^ (i % 4) or
-// n ^ (i % 8).
+// swizzle of 32, 64 or 128 bytes has lines of that many bytes of the first dimension.
+// In the i-th 128 bytes of shared memory, the n-th unit of 16 bytes is then at position
+// n ^ (i % 2), n ^ (i % 4) or n ^ (i % 8), respectively.
 template <int kRank>
 struct TmaTensor {
   std::array<uint64_t, kRank> size;

@@ -80,8 +80,9 @@ __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
   return (uint64_t{group} << 32) | (unit << 16 | address);
 }
 
-// The part of a descriptor that tells the swizzle of an operand, as TMA boxes have it,
-// with lines of 32, 64 or 128 bytes. 8 lines begin at a multiple of their bytes.
+// Returns the bits of a descriptor that describe swizzled lines of 32, 64 or 128 bytes,
+// as in TMA boxes: the kind of swizzle, and the distance between groups of 8 lines.
+// Each group is contiguous, and the operand begins at a multiple of a group's bytes.
 __device__ inline uint64_t DescribeSwizzle(uint32_t line) {
   const uint64_t kind = line == 128 ? 1 : line == 64 ? 2 : 3;
   return (kind << 62) | (uint64_t{line / 2} << 32);
@@ -96,8 +97,8 @@ __device__ inline uint64_t MakeSwizzledDescriptor(uint32_t address,
 }
 
 // Makes the descriptor of an MN-major operand of a 16-bit type. Each term is a line of
-// rows (or columns), swizzled unless it has 16 bytes. `more` is the distance to the
-// same term's next line.
+// rows (or columns), swizzled unless it has 16 bytes. `more`, in units of 16 bytes, is
+// the distance to the next line of the same term.
 __device__ inline uint64_t MakeMnMajorDescriptor(uint32_t address, uint32_t more,
                                                  uint32_t line = 128) {
   if (line == 16) return MakeDescriptor(address, 8, more);

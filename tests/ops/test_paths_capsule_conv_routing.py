@@ -33,16 +33,16 @@ PRODUCTS = (
     *("windows", "windows_whole", "windows_volume", "windows_volume_up"),
     *("tiles_direct", "tiles_gaps", "tiles_wide", "tiles_up"),
     *("tiles_volume", "tiles_planes", "tiles_rows", "tiles_narrow", "tiles_lanes"),
-    *("tiles_images", "tiles_half", "tiles_columns"),
+    *("tiles_images", "tiles_half", "tiles_columns", "weights_far", "weights_farthest"),
 )
 
-NARROW = tf.float32, tf.float16, tf.bfloat16
+PRODUCT_TYPES = tf.float32, tf.float16, tf.bfloat16
 
 if paths.WITH_GPU:
     FORCED = dict.fromkeys(OPS, "slabs")
     RUNS = [
         *paths.runs(FORCED, CASES, DTYPES),
-        *paths.runs(FORCED, PRODUCTS, NARROW, (False, True)),
+        *paths.runs(FORCED, PRODUCTS, PRODUCT_TYPES, (False, True)),
     ]
 
     @paths.every([*RUNS, *paths.planned_for_others(RUNS)])

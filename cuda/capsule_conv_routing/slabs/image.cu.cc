@@ -28,7 +28,8 @@ template <typename S>
 struct AddPixels {
   using Element = S;
   static constexpr int kBytes = kTileRows * kPitch * sizeof(float);
-  S *image, *halos;
+  S* image;
+  float* halos;
   int dim, types, height, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
   // If a pixel of the votes reaches one of the image by some tap, the one x_back to its
@@ -138,7 +139,7 @@ struct AddPixels {
     const int64_t row_size = int64_t{width} * types * dim;
     S* const first_row = image + (int64_t{tile.frame} * height + tile.row) * row_size;
     const int64_t line = int64_t{tile.frame} * w.y.read + tile.row;
-    S* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
+    float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
     const int step = x_every * round_channels - x_back * types * kPitch;
@@ -177,9 +178,9 @@ struct AddPixels {
         sum.x += added.x, sum.y += added.y, sum.z += added.z, sum.w += added.w;
       }
       if (in_halo) {
-        StoreQuad(
-            tile_halo + (int64_t{pixel - tile_step} * types + type) * dim + channel,
-            sum);
+        *reinterpret_cast<float4*>(
+            tile_halo + (int64_t{pixel - tile_step} * types + type) * dim + channel) =
+            sum;
       } else {
         AddToGlobal(
             first_row + down * row_size + (int64_t{x} * types + type) * dim + channel,
@@ -188,10 +189,6 @@ struct AddPixels {
     }
   }
 
-  __device__ static void StoreQuad(S* to, const float4& sum) {
-    reinterpret_cast<Pack<S, 2>*>(to)[0] = NarrowPair<S>(sum.x, sum.y);
-    reinterpret_cast<Pack<S, 2>*>(to)[1] = NarrowPair<S>(sum.z, sum.w);
-  }
   // Subnormal numbers of floats become zeros.
   __device__ static void AddToGlobal(S* to, const float4& sum) {
     const size_t at = __cvta_generic_to_global(to);
@@ -233,13 +230,13 @@ __global__ void __launch_bounds__(kHaloThreads)
     const int64_t line = int64_t{digits.rest} * p.height + row;
     const int x = (tile + 1) * p.tile_step - p.x_pad + pixel;
     if (x < 0 || x >= p.width) continue;
-    const auto added = reinterpret_cast<const Pack<S, 4>*>(p.halos)[n];
+    const auto added = reinterpret_cast<const Pack<float, 4>*>(p.halos)[n];
     auto& to = *reinterpret_cast<Pack<S, 4>*>(
         p.image + (line * p.width + x) * p.types * p.dim + element);
     Pack<S, 4> sum = to;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      Narrow(Widen(sum.at[e]) + Widen(added.at[e]), &sum.at[e]);
+      Narrow(Widen(sum.at[e]) + added.at[e], &sum.at[e]);
     }
     to = sum;
   }
@@ -262,7 +259,7 @@ bool AddsImage(const Problem& p) {
   }
   return IsDirect(p) ||
          (p.types <= kTileRows / 2 && AllPhases(p, [&](const Phase& phase) {
-            using Add = AddPixels<float>;  // the same for all types
+            using Add = AddPixels<float>;  // Others have the same sizes.
             return Add::MayFit(phase.x) && Add(p, phase).Fits();
           }));
 }
@@ -285,7 +282,7 @@ int64_t ImageHalos(const Problem& p, const Slab& slab) {
 
 template <typename S>
 LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
-                     const Slab& slab, const S* grads, const S* weights, S* halos,
+                     const Slab& slab, const S* grads, const S* weights, float* halos,
                      S* grad_input) {
   AddPixels<S> add(p, slab.phase);
   add.image = grad_input;
@@ -306,8 +303,8 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
 
 template <typename S>
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const S* grads, const S* weights, S* halos,
-                         S* grad_input) {
+                         const Slab& slab, const S* grads, const S* weights,
+                         float* halos, S* grad_input) {
   if (FrameAxis(p, slab).read == 0) return {};
   S* const image = grad_input + FirstRow(p, slab);
   if (!IsDirect(p)) return AddTiles(exec, op, p, slab, grads, weights, halos, image);
@@ -322,7 +319,7 @@ LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
 
 #define CAPSOPS_INSTANTIATE(S)                                                      \
   template LaunchError AddImageGrad<S>(const GpuExec&, const char*, const Problem&, \
-                                       const Slab&, const S*, const S*, S*, S*);
+                                       const Slab&, const S*, const S*, float*, S*);
 CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

@@ -67,7 +67,7 @@ LaunchError PadImage(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, int64_t padded, int64_t first_frame,
                      int64_t frames, int64_t units, const void* input, void* copy) {
   if (frames == 0) return {};
-  constexpr int kUnits = 4;  // of a thread
+  constexpr int kUnits = 4;  // units that a thread copies
   const int64_t rows = slab.band.read_rows;
   return LaunchDependent(
       op, PadImageKernel,

@@ -11,8 +11,8 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 // Copies the rows that a slab reads of `frames` frames of the input, with zeros at both
-// ends of a row, to [frame][row][type][padded pixel][dim]. `units` are 16 bytes of the
-// dim numbers of a pixel and type.
+// ends of a row, to [frame][row][type][padded pixel][dim]. `units` is the number of
+// 16-byte units in the dim numbers of a pixel and type.
 LaunchError PadImage(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, int64_t padded, int64_t first_frame,
                      int64_t frames, int64_t units, const void* input, void* copy);

@@ -23,10 +23,10 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kTileRows = 128;
-// The terms of a stage: lines of 128 bytes.
+// The terms of a stage whose lines have 128 bytes.
 template <typename S>
 constexpr int kWideTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
-// The same of products whose terms are channels, often 32 of them.
+// The terms of a stage of votes, as in_dim is often 32: lines of 64 or 128 bytes.
 constexpr int kFewTerms = 32;
 constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
 // Registers per thread at launch, of consumers, and of the producer.
@@ -42,6 +42,9 @@ constexpr int kBoxBytes = kBoxRows * kStoreLine<S>;
 template <typename S>
 constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes<S>;
 
+// The bytes of ring and epilogue, and the most of a block, with barriers.
+constexpr int kRingBytes = 225 << 10, kMostSharedBytes = kRingBytes + kAlignment + 512;
+
 // Shared memory: a ring of stages, each with kTerms terms of rows, then of columns, and
 // kEpilogueBytes, a multiple of 1024, for the epilogue.
 template <typename S, int kTerms, int kProducts, int kEpilogueBytes = kStoreBytes<S>>
@@ -50,13 +53,14 @@ struct Stages {
   static constexpr int kLine = kTerms * static_cast<int>(sizeof(S));  // 64 or 128
   static constexpr int kRowBytes = kTileRows * kLine;
   static constexpr int kBytes = kRowBytes + kProducts * 8 * kLine;
-  static constexpr int kCount = ((225 << 10) - kEpilogueBytes) / kBytes;
+  static constexpr int kCount = (kRingBytes - kEpilogueBytes) / kBytes;
   char memory[kCount][kBytes];
   char epilogue[kEpilogueBytes];
   Barrier full[kCount], empty[kCount];
 
   // The bytes of dynamic shared memory.
   static constexpr int SharedBytes() {
+    static_assert(sizeof(Stages) + kAlignment <= kMostSharedBytes);
     return static_cast<int>(sizeof(Stages)) + kAlignment;
   }
   // Sets up this block's shared memory. A stage is empty again once `releases` warps
@@ -169,8 +173,9 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
 #pragma unroll
     for (int n = first; n < first + 4; ++n) {
       const int byte = ((n - first) * 8 + lane % 4 * 2) * static_cast<int>(sizeof(S));
-      const int line = row * kStoreLine<S> / kSwizzleBytes % (kStoreLine<S> / 16);
-      char* const at = to + row * kStoreLine<S> + ((byte / 16 ^ line) * 16) + byte % 16;
+      const int swizzle = row * kStoreLine<S> / kSwizzleBytes % (kStoreLine<S> / 16);
+      char* const at =
+          to + row * kStoreLine<S> + ((byte / 16 ^ swizzle) * 16) + byte % 16;
       *reinterpret_cast<Pack<S, 2>*>(at) = NarrowPair<S>(sums[n][0], sums[n][1]);
       *reinterpret_cast<Pack<S, 2>*>(at + 8 * kStoreLine<S>) =
           NarrowPair<S>(sums[n][2], sums[n][3]);
@@ -184,7 +189,8 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
   }
 }
 
-// Boxes of `rows` rows of `line` elements in matrices of this size.
+// Boxes of `rows` rows, each a swizzled line of `line` elements, in matrices of this
+// size.
 template <typename S>
 TmaTensor<3> Matrices(const std::array<uint64_t, 3>& size, uint32_t line,
                       uint32_t rows) {

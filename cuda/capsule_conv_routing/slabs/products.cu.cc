@@ -14,16 +14,15 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The conditions of all kernels. Elements are aligned to 16 bytes.
+// The conditions of all kernels. TMA needs rows of channels and of columns whose bytes
+// are a multiple of 16.
 template <typename T>
 bool Serves(const GpuExec& exec, const Problem& p) {
   constexpr int64_t kMost = 1 << 20, kUnit = 16 / sizeof(T);
-  using LargestStages = Stages<float, 32, 8>;
   return (exec.tf32 || sizeof(T) < 4) && HasWgmma(exec.device) &&
-         LargestStages::SharedBytes() <= exec.device.shared && p.shared_weights &&
-         p.types > 0 && p.in_dim > 0 && p.in_dim % kUnit == 0 &&
-         Columns(p) % kUnit == 0 && Columns(p) >= 16 &&
-         std::max({p.batch, p.in_depth, p.in_dim}) <= kMost &&
+         kMostSharedBytes <= exec.device.shared && p.shared_weights && p.types > 0 &&
+         p.in_dim > 0 && p.in_dim % kUnit == 0 && Columns(p) % kUnit == 0 &&
+         Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost &&
          AllPhases(p, [](const Phase& phase) {
            return IsSmall(phase.depth) && IsSmall(phase.y) && IsSmall(phase.x);
          });
@@ -52,8 +51,9 @@ OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient
 
 template <typename T>
 int64_t OwnProducts<T>::Scratch(const Slab& slab) const {
+  constexpr int64_t kFloatSize = sizeof(float) / sizeof(T);
   return std::max({windows_ ? PaddedImage(p_, slab) : 0,
-                   by_image_ ? ImageHalos(p_, slab) : 0,
+                   by_image_ ? ImageHalos(p_, slab) * kFloatSize : 0,
                    by_weights_ ? Sum(slab).transposed() : 0});
 }
 template <typename T>
@@ -91,7 +91,7 @@ LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
                                      const Slab& slab, const T* grads, const T* weights,
                                      T* scratch, T* grad_input) const {
   return AddImageGrad(exec, op, p_, slab, Native(grads), Native(weights),
-                      Native(scratch), Native(grad_input));
+                      reinterpret_cast<float*>(scratch), Native(grad_input));
 }
 template <typename T>
 LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,

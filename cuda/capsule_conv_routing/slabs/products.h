@@ -58,7 +58,7 @@ bool ReadsWindows(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p, bool transposes);
 
-// The elements of the padded copy, and of halos.
+// The elements of the padded copy, and the floats of halos.
 int64_t PaddedImage(const Problem& p, const Slab& slab);
 int64_t ImageHalos(const Problem& p, const Slab& slab);
 
@@ -73,7 +73,7 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
                             S* padded, S* votes);
 template <typename S>
 LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const S* grads, const S* weights, S* halos,
-                         S* grad_input);
+                         const Slab& slab, const S* grads, const S* weights,
+                         float* halos, S* grad_input);
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <numeric>
 #include <type_traits>
 
@@ -128,8 +129,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
             TmaLoad(image, chunk * kTerms + begin, remainder, row, max(from, -1),
                     channel, stages.full[at.at], to);
           } else {
-            TmaLoad(image, channel, 0, chunk * w.chunk() + moved * w.pixel(), row,
-                    max(from, -1), stages.full[at.at], to);
+            TmaLoad(image, channel, 0, chunk * w.stage_step() + moved * w.pixel_step(),
+                    row, max(from, -1), stages.full[at.at], to);
           }
         }
         if (++chunk < w.chunks) continue;
@@ -217,19 +218,23 @@ __global__ void __launch_bounds__(32 * kShares)
 
 bool SumsWeights(const Problem& p, bool transposes) {
   constexpr int64_t kMost = 1 << 20;
+  constexpr int64_t kMostTiles = 512;  // of 128 by 128 sums, 64 KiB
   if (std::max({p.in_width * p.types * p.in_dim, p.in_height, p.out_width * p.types,
                 Columns(p)}) > kMost) {
     return false;
   }
   return AllPhases(p, [&](const Phase& phase) {
-    const int64_t terms = transposes ? 32 : 64, stride = phase.x.stride;
-    // A box of TMA has 256 positions at most, and may leave out 7 of 8.
-    if (!transposes && stride > 1 &&
-        (terms % p.types != 0 || stride > 8 || terms / p.types * stride > 256)) {
+    const AxisPhase& x = phase.x;
+    const int64_t terms = SumTerms(transposes);
+    const int64_t channels = p.in_dim * phase.depth.taps * phase.y.taps * x.taps;
+    // A TMA box spans at most 256 elements of an axis, and its stride is at most 8.
+    if (!transposes && x.stride > 1 &&
+        (terms % p.types != 0 || x.stride > 8 || terms / p.types * x.stride > 256)) {
       return false;
     }
-    return phase.x.out.count * p.types % terms == 0 &&
-           p.in_dim * phase.depth.taps * phase.y.taps * phase.x.taps <= kMost;
+    return x.out.count * p.types % terms == 0 &&
+           (std::abs(x.pad) + x.taps * x.dilation) * p.types < kMost &&
+           CeilDivide(channels, 128) * CeilDivide(Columns(p), 128) <= kMostTiles;
   });
 }
 
@@ -247,14 +252,14 @@ TmaTensor<5> TransposedBoxes(const WeightSums& w) {
   return tensor;
 }
 TmaTensor<5> ImageBoxes(const WeightSums& w, uint64_t height) {
-  const uint64_t dim = w.dim, pixel = w.pixel(), width = w.width * pixel;
+  const uint64_t dim = w.dim, pixel = w.pixel_step(), width = w.width * pixel;
   const uint64_t types = w.types / pixel, row = w.width * w.types * dim;
   TmaTensor<5> tensor;
   tensor.size = {dim, types, width, static_cast<uint64_t>(w.y.read),
                  static_cast<uint64_t>(std::max(w.z.read, 1))};
   tensor.apart = {dim, types * dim, row, height * row};
   tensor.box = {static_cast<uint32_t>(w.box), static_cast<uint32_t>(types),
-                static_cast<uint32_t>(w.chunk()), 1, 1};
+                static_cast<uint32_t>(w.stage_step()), 1, 1};
   tensor.every = {1, 1, static_cast<uint32_t>(w.x_stride), 1, 1};
   tensor.swizzle = w.box == 8 ? 0 : w.box * 2;
   return tensor;

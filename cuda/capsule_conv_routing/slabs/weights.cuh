@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// What consumers of SumWeightsKernel do: they multiply stages of positions, and keep
-// partial sums of weights. A stage has boxes of the votes' gradients and of the image.
+// The consumers of SumWeightsKernel multiply stages of positions and keep partial sums
+// of weights. A stage has boxes of the votes' gradients and of the image.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The first of two columns of the votes that a lane of a warp has; 4 lanes have the
-// same. The other column is the next one of floats, in an order that avoids bank
-// conflicts, and 8 columns on of 16-bit types.
+// Returns the first of the two columns of the votes whose sums a lane holds; 4 lanes
+// share them. The second is the next column for floats, in an order that avoids bank
+// conflicts, and 8 columns further for 16-bit types.
 template <typename S>
 __device__ int LaneColumn(int warp, int lane) {
   if (!std::is_same_v<S, float>) return warp * 16 + lane / 4;
@@ -46,8 +46,8 @@ __device__ inline void LoadColumns(const char* stage, int column,
 template <typename S, int kProducts>
 using SumStages = Stages<S, kWideTerms<S>, kProducts>;
 
-// Begins the products of a stage. Boxes of 16-bit types have a line of `line` bytes for
-// each position.
+// Begins the products of a stage. For 16-bit types, each position of an image box has a
+// line of `line` bytes.
 template <typename S, int kCount>
 __device__ void AddStage(const char* votes, const char* image, int warp, int line,
                          float (&sums)[kCount][4]) {

@@ -5,11 +5,12 @@
 // slab has positions (pixel, type), which are the terms of the product
 //   grad_weights[tap, channel, column] = sum over positions of
 //       image[position + tap, channel] * votes_grad[position, column]
-// Terms of 16 bits may be apart. Floats must be neighbors, and in a transposed copy of
-// the image the positions of a row are, so that a tap is a shift. TMA loads from
-// multiples of 16 bytes: if a pixel has fewer, there are copies for shifts by 0, 1 and
-// so on. Blocks keep partial sums of all slabs of a phase; a second kernel adds them up
-// after the last one.
+// wgmma takes 16-bit operands MN-major, so terms may lie apart, and the image is read
+// as it is. TF32 operands must be K-major, with neighboring terms: a transposed copy of
+// the image has the positions of a row next to each other, so that a tap is a shift.
+// TMA loads from multiples of 16 bytes: if a pixel has fewer, there are copies for
+// shifts by 0, 1 and so on. Blocks keep partial sums of all slabs of a phase; a second
+// kernel adds them up after the last one.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +20,18 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
+// The positions of a stage.
+constexpr int SumTerms(bool transposes) { return transposes ? 32 : 64; }
+
 // Kernel parameters, for slabs of a phase.
 struct WeightSums {
   FrameAxis z;
   RowAxis y;
-  bool transposes;
-  int chunks;  // runs of terms() positions of a row
+  bool transposes;  // whether there is a transposed copy
+  int chunks;       // stages of a row
   int types, columns, dim;
   int x_taps, x_stride, x_dilation, x_pad;
-  // Copies of the transposed image, 1, 2 or 4, in which the positions of a row are
+  // Transposed copies of the image, 1, 2 or 4, in which the positions of a row are
   // sorted by the remainder of pixels modulo the stride. Copy n begins with pixel
   // n - lead of each remainder.
   int copies, lead;
@@ -46,11 +50,12 @@ struct WeightSums {
 
   WeightSums(const Problem& p, const Slab& slab, int processors, bool transposes);
 
-  __host__ __device__ int terms() const { return transposes ? 32 : 64; }
-  // Without a stride, the axis of the image that taps across move on has positions,
-  // otherwise pixels. Returns how many of it a pixel is, and a chunk.
-  __host__ __device__ int pixel() const { return x_stride == 1 ? types : 1; }
-  __host__ __device__ int chunk() const {
+  __host__ __device__ int terms() const { return SumTerms(transposes); }
+  // Without a copy, the axis of the image along which taps across shift boxes counts
+  // positions, or pixels if there is a stride. Return how far a pixel, and a stage,
+  // advance on it.
+  __host__ __device__ int pixel_step() const { return x_stride == 1 ? types : 1; }
+  __host__ __device__ int stage_step() const {
     return x_stride == 1 ? terms() : terms() / types * x_stride;
   }
   int steps() const { return z.count * y.count * chunks; }

@@ -112,7 +112,8 @@ def _correctness_cases():
         more = {**_SAME, **more, "batch": batch}
         yield _case(name, image, kernel, (4, 3, 8, 16), use, **more)
     # Of kernels with wgmma for slabs: votes of rows or windows, and gradients of
-    # weights, which take rows with a multiple of 4 of 8 types' pixels, or 8 in 16 bits.
+    # weights, for which the positions of a row (pixels times types) must be a multiple
+    # of 32, or of 64 in 16 bits.
     for name, image, kernel, in_dim, more in (
         ("rows", (13, 20), (3, 3), 32, {"dilations": 2}),
         ("rows_up", (43, 64), (3, 4), 32, {**_UP, "strides": (1, 2), "batch": 1}),
@@ -138,6 +139,8 @@ def _correctness_cases():
         ("tiles_images", (5, 24, 24), (3, 3, 3), (8, 8, 4, 32), {"batch": 3}),
         ("tiles_half", (9, 32), (3, 3), (4, 16, 2, 16), {}),
         ("tiles_columns", (6, 32), (3, 2), (2, 24, 3, 40), {}),
+        ("weights_far", (3, 256), (2, 5), (1, 16, 2, 16), {"strides": (1, 4)}),
+        ("weights_farthest", (3, 256), (2, 9), (2, 32, 2, 16), {"strides": (1, 8)}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, capsules, use, **more)
