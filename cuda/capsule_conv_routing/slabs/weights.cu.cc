@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(32 * kShares)
 
 bool SumsWeights(const Problem& p, bool transposes) {
   constexpr int64_t kMost = 1 << 20;
-  constexpr int64_t kMostTiles = 512;  // of 128 by 128 sums, 64 KiB
+  constexpr int64_t kMostTiles = 512;  // Each has 128 by 128 sums, 64 KiB.
   if (std::max({p.in_width * p.types * p.in_dim, p.in_height, p.out_width * p.types,
                 Columns(p)}) > kMost) {
     return false;
