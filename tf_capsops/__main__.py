@@ -8,6 +8,7 @@ to import. Then `run(args)` does the work and returns the exit status. The first
 the module's docstring is its help.
 """
 
+import errno
 import os
 import sys
 
@@ -29,6 +30,7 @@ from tf_capsops.cli import (
 from tf_capsops.errors import CLOSED, INTERRUPTED, CommandError, reported
 from tf_capsops.experiments import quantized, recipes, report
 
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EIO  # errors of a full or failed disk
 _COMMANDS = {
     "train": train,
     "evaluate": evaluate,
@@ -51,8 +53,8 @@ def main(argv=None):
 
     Returns:
       The exit status: 0, 1 where `info` finds no usable library, 2 where an argument or
-      a file is at fault, after one line that says so, 130 after Ctrl-C, or 141 where
-      nobody reads the output any more.
+      a file is at fault or the disk is full, after one line that says so, 130 after
+      Ctrl-C, or 141 where nobody reads the output any more.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -61,9 +63,20 @@ def main(argv=None):
             sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # Python would complain when it flushes the rest at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return CLOSED
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _drop_output()
+        name = argv[0] if argv else "--help"
+        print(f"tf-capsops {name}: error: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _drop_output():
+    """Drops what has not been written: Python would complain about it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv):

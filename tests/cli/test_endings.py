@@ -42,6 +42,16 @@ def test_output_of_many_lines(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["info"], []])
+def test_output_to_a_full_disk(monkeypatch, capfd, arguments):
+    with open("/dev/full", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert main(arguments) == 2
+    name = arguments[0] if arguments else "--help"
+    text = f"tf-capsops {name}: error: No space left on device\n"
+    assert capfd.readouterr().err == text
+
+
 @pytest.mark.parametrize(
     "argv, original, ours",
     [
