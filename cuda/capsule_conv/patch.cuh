@@ -71,7 +71,7 @@ struct Patch {
   }
 };
 
-// More rows in a plane than this fit in no GPU's shared memory, nor in a Divisor.
+// A plane of this many rows fits neither in a GPU's shared memory nor in a Divisor.
 constexpr int kTooLarge = 1 << 15;
 
 // Computes a tile's patch, whose planes begin `bank` words past a multiple of 32.
@@ -220,8 +220,8 @@ class PlaneLoader {
     plane_ = first_ < step_ ? plane - first_ * planes_at_once_ : planes;  // idle
   }
 
-  // Copies the patch from pixel (y, x) of the image at `from` up to, at most, pixel
-  // (y + height - 1, x + width - 1). Pixels outside of the image and missing
+  // Copies the patch that begins at pixel (y, x) of the image at `from`, and that
+  // covers height x width pixels at most. Pixels outside of the image and missing
   // elements of a quad become zeros.
   __device__ void Load(const Patch& patch, const Image& image, const PatchPixel* pixels,
                        const S* from, int y, int x, int height, int width,

@@ -9,8 +9,8 @@
 
 namespace capsops::capsule_conv {
 
-// PlanImage plans the forward convolution, or the input gradient if `gradient`, and
-// PlanWeights the gradient of weights. `op` is the name used in error messages.
+// PlanImage plans the forward convolution, or the input gradient if `gradient`.
+// PlanWeights plans the gradient of weights. `op` is the name used in error messages.
 #define CAPSOPS_DECLARE_PLAN_WEIGHTS                                    \
   template <typename T>                                                 \
   ConvPlan<GpuExec, T> PlanWeights(const char* op, const GpuExec& exec, \

@@ -154,8 +154,8 @@ ConvPlan<GpuExec, T> PlanProducts(const char* op, const GpuDevice& device,
 
 }  // namespace capsops::capsule_conv
 
-// Defines PlanImage by a namespace's Path, and instantiates its PlanTask for inq_conv,
-// which plans tasks with filters that it packs itself.
+// Defines PlanImage with the Path of a namespace. Also instantiates PlanTask for
+// inq_conv, which packs its own filters.
 #define CAPSOPS_INSTANTIATE_PLAN_TASK(S, kTf32) \
   template TilePlan<S> PlanTask<S, Tf32::kTf32>(const Task&, const GpuDevice&);
 #define CAPSOPS_DEFINE_PLAN_IMAGE                                                  \

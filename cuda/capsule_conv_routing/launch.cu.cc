@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Chooses the kernel path of convolution with routing, of which there is one: its
-// convolutions choose among the paths of capsule convolution.
+// Plans convolution with routing. There is one kernel path, "slabs", and the
+// convolutions in it choose among the paths of capsule convolution.
 #include "cc/launch/capsule_conv_routing.h"
 #include "cuda/capsule_conv_routing/paths.h"
 

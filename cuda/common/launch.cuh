@@ -35,7 +35,7 @@ inline LaunchError CheckLaunch(const char* kernel,
   if (const std::string reason = (__VA_ARGS__); !reason.empty()) \
   return Plan::Refuse(reason)
 
-// Completes a plan's refusal if a grid of this many blocks is too large; else "".
+// Why a plan must not use a grid of this many blocks; else empty.
 inline std::string GridRefusal(int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
   return "it is too large for one CUDA grid, " + std::to_string(blocks) + " blocks";
@@ -50,9 +50,9 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
 }
 
 // Raises the kernel's limit on dynamic shared memory from 48 KB to the device's
-// maximum, so the kernel must not have static shared memory as well. The limit is a
-// property of the kernel on that device and not of a launch, so it is never lowered:
-// another thread may be about to launch.
+// maximum. So the kernel must not also have static shared memory. The limit belongs to
+// the kernel on that device, not to a launch, so it is never lowered: another thread
+// may be about to launch.
 template <auto kKernel>
 LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
@@ -102,7 +102,7 @@ Parameter ToParameter(const Argument& argument) {
   }
 }
 
-// Launches a kernel with the first `attributes` of one attribute.
+// Launches a kernel with `attribute`, or without it if `attributes` is 0.
 template <typename... Parameters, typename... Arguments>
 LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char* name,
                        void (*kernel)(Parameters...), dim3 grid, int threads,
@@ -118,6 +118,7 @@ LaunchError LaunchWith(cudaLaunchAttribute attribute, int attributes, const char
       name, cudaLaunchKernelEx(&config, kernel, ToParameter<Parameters>(arguments)...));
 }
 
+// Launches a kernel that needs at most 48 KB of shared memory.
 template <typename Kernel, typename... Arguments>
 LaunchError Launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared,
                    const GpuExec& exec, const Arguments&... arguments) {
@@ -138,7 +139,8 @@ LaunchError LaunchDependent(const char* name, Kernel kernel, dim3 grid, int thre
                     kernel, grid, threads, shared, exec, arguments...);
 }
 
-// Launch and LaunchDependent of a kernel that may need over 48 KB of shared memory.
+// Versions of Launch and LaunchDependent for kernels that may need more than 48 KB of
+// shared memory.
 template <auto kKernel, typename... Arguments>
 LaunchError Launch(const char* name, dim3 grid, int threads, int shared,
                    const GpuExec& exec, const Arguments&... arguments) {
@@ -152,8 +154,8 @@ LaunchError LaunchDependent(const char* name, dim3 grid, int threads, int shared
   return LaunchDependent(name, kKernel, grid, threads, shared, exec, arguments...);
 }
 
-// Launches such a cooperative kernel, which synchronizes its whole grid. Fails if the
-// GPU cannot hold all blocks at once.
+// Likewise launches a cooperative kernel, which synchronizes its whole grid. Fails if
+// the GPU cannot hold all blocks at once.
 template <auto kKernel, typename... Arguments>
 LaunchError LaunchCooperative(const char* name, dim3 grid, int threads, int shared,
                               const GpuExec& exec, const Arguments&... arguments) {

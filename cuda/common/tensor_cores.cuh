@@ -72,7 +72,7 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
 // - kSplitLeft: only the left operand is split; the right one is exact.
 enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
 
-// Calls `then` with the precision for T; kFull is that of float without TF32.
+// Calls `then` with the precision for T, which is kFull for float without TF32.
 template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 auto WithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -129,10 +129,10 @@ struct Operand {
   }
 };
 
-// Sets element n to x, which Prepare() made. If kTf32 is kSplit, x is a float to split
-// that may be too large for Set(). Its high part is rounded by a multiplication toward
-// zero: it stays finite at no extra cost, but is off by up to 0.71 units instead of
-// 0.5. An infinity becomes an infinity and a NaN.
+// Sets element n to x, a result of Prepare(). If kTf32 is kSplit, x is instead a float
+// to split, which may be too large for Set(). Its high part is rounded by a
+// multiplication toward zero: it stays finite at no extra cost, but is off by up to
+// 0.71 units instead of 0.5. An infinity becomes an infinity and a NaN.
 template <Tf32 kTf32, int N, Tf32 kOf>
 __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   if constexpr (kTf32 == Tf32::kSplit) {
@@ -144,7 +144,8 @@ __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   }
 }
 
-// The precision for values computed from, and thus no longer exact like, kTf32 ones.
+// The precision for values computed from kTf32 operands. They are no longer exact, even
+// if the operands are.
 template <Tf32 kTf32>
 constexpr Tf32 kScaled = kTf32 == Tf32::kExact ? Tf32::kSplit : kTf32;
 

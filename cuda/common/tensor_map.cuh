@@ -19,7 +19,7 @@
 
 namespace capsops {
 
-// The bytes of a line with the widest swizzle.
+// Bytes of a line with the widest swizzle.
 constexpr int kSwizzleBytes = 128;
 
 // A tensor whose dimensions are listed from the innermost outwards. `apart` holds the
@@ -84,7 +84,7 @@ LaunchError MakeTensorMap(const char* op, const S* data, const TmaTensor<kRank>&
 }
 
 #ifdef __CUDACC__
-// Starts a TMA copy of the box at (c0, c1, ...) to `to`, which completes on `barrier`.
+// Starts a TMA copy of the box at (c0, c1, ...) to `to`. It completes on `barrier`.
 __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                int c4, Barrier& barrier, void* to) {
   asm volatile(
@@ -114,8 +114,8 @@ __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
       : "memory");
 }
 
-// Starts a TMA store of a box in shared memory to (c0, c1, ...), a bulk store of this
-// thread. What lies outside of the tensor is left out.
+// Starts a TMA store of a box in shared memory to (c0, c1, ...), without elements
+// outside of the tensor. It is one of this thread's bulk stores (barrier.cuh).
 __device__ inline void TmaStore(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                 const void* from) {
   asm volatile(
@@ -125,7 +125,7 @@ __device__ inline void TmaStore(const CUtensorMap& map, int c0, int c1, int c2, 
       : "memory");
 }
 
-// Same, but adds the box to what is there.
+// Same, but adds the box to what is in global memory.
 __device__ inline void TmaAdd(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                               const void* from) {
   asm volatile(

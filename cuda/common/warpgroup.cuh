@@ -72,9 +72,9 @@ __device__ void WgmmaWait() {
 }
 
 // Makes the matrix descriptor of an operand without swizzle. It consists of core
-// matrices of 8 rows (or columns) by 16 bytes of the contraction, two for each
-// product: `unit` is the distance between these, `group` that to the next 8 rows. Both
-// and the address count 16 bytes.
+// matrices of 8 rows (or columns) by 16 bytes of the contraction, two for each product.
+// `unit` is the distance between these two, `group` the distance to the next 8 rows.
+// Both and the address are in units of 16 bytes.
 __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
                                           uint32_t group) {
   return (uint64_t{group} << 32) | (unit << 16 | address);
@@ -89,16 +89,15 @@ __device__ inline uint64_t DescribeSwizzle(uint32_t line) {
 }
 
 // Makes the descriptor of a swizzled K-major operand, whose lines are its rows.
-// `address`, in units of 16 bytes, is that of the product's 32 bytes within the first
-// row.
+// `address`, in units of 16 bytes, points to the product's 32 bytes in the first row.
 __device__ inline uint64_t MakeSwizzledDescriptor(uint32_t address,
                                                   uint32_t line = 128) {
   return DescribeSwizzle(line) | (1 << 16 | address);
 }
 
-// Makes the descriptor of an MN-major operand of a 16-bit type. Each term is a line of
-// rows (or columns), swizzled unless it has 16 bytes. `more`, in units of 16 bytes, is
-// the distance to the next line of the same term.
+// Makes the descriptor of an MN-major operand of a 16-bit type. Each term has lines of
+// rows (or columns), swizzled unless a line has 16 bytes. `more`, in units of 16 bytes,
+// is the distance to the next line of the same term.
 __device__ inline uint64_t MakeMnMajorDescriptor(uint32_t address, uint32_t more,
                                                  uint32_t line = 128) {
   if (line == 16) return MakeDescriptor(address, 8, more);
@@ -110,8 +109,9 @@ __device__ inline uint32_t DescriptorAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared)) >> 4;
 }
 
-// Issues c += a b, or c = a b, for 8 kProducts columns: 8 terms of TF32, or 16 of a
-// 16-bit type. kMnMajor: both operands are MN-major (16-bit types only).
+// Issues c += a b or, without `add`, c = a b, for 8 kProducts columns and 8 terms of
+// TF32 or 16 of a 16-bit type. kMnMajor: both operands are MN-major (16-bit types
+// only).
 template <typename O, int kProducts, bool kMnMajor = false>
 struct Wgmma;
 

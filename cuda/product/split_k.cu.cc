@@ -12,7 +12,8 @@
 
 namespace capsops {
 
-// out = the sum of `parts` arrays of `elements`. kThreads threads share an element.
+// Sets `out` to the sum of `parts` arrays of `elements` elements, in a fixed order.
+// kThreads threads share an element.
 template <typename S, typename A, int kThreads>
 __global__ void __launch_bounds__(kReduceElements* kThreads)
     ReduceSplitsKernel(int64_t elements, int parts, const A* __restrict__ partial,

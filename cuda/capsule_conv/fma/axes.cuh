@@ -13,9 +13,10 @@
 //   input gradient   n, y, x, p    kh, kw, o, r  c, q    grad   weights  grad_input
 //   weight gradient  kh, kw, c, q  n, y, x, p    o, r    input  grad     grad_weights
 //
-// An input pixel gets gradient only from taps that a strided output pixel reads it
-// with. So the input gradient is computed in phases: pixels that are equal modulo the
-// strides have the same taps, and their sum is an unstrided convolution.
+// An input pixel gets a gradient only from taps by which some output pixel reads it.
+// With strides, these differ from pixel to pixel. So the input gradient is computed in
+// phases: pixels that are equal modulo the strides have the same taps, and their sum is
+// an unstrided convolution.
 #pragma once
 
 #include <cstdint>
@@ -96,7 +97,7 @@ struct Phases {
   }
 };
 
-// Kernel parameters.
+// Kernel parameters: the axes of the product, its strides, and its division into tiles.
 struct Product {
   Axis rows, terms;
   int64_t columns, column_inner;  // the inner digit has stride 1 in out

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution in FMA for any size and type, including empty tensors: sets up
-// its products, divides them into blocks and launches them.
+// Capsule convolution with FMA instructions, for any size and type, including empty
+// tensors: sets up the products, divides them into blocks and launches them.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>

@@ -107,11 +107,11 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
   }
 }
 
-// Each block computes a tile of kTileRows<kColumns> x kColumns of out, or with split-K
+// Computes a tile of kTileRows<kColumns> x kColumns of out per block, or with split-K
 // one part of its sum in partial[part]. A thread loads one term of several rows and
 // columns. Neighbouring threads load neighbouring terms, then neighbouring rows, which
-// are contiguous in memory (c, p, q). Rows and columns past the last are loaded as the
-// last one, and not stored.
+// are contiguous in memory (c, p, q). Past the last row or column, the last one is
+// loaded again and not stored.
 template <typename S, typename A, int kColumns>
 __global__ void __launch_bounds__(kThreads, kResident<A>)
     ProductKernel(const __grid_constant__ Product z, const S* __restrict__ left,
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kResident<A>)
   }
   __syncthreads();
   const int64_t rows_left = rows.size() - place.row_tile * kRows;
-  if (rows_left <= 0) return;  // a phase may be smaller than the first
+  if (rows_left <= 0) return;  // A phase may be smaller than the first.
   for (int i = threadIdx.x; i < kRows; i += kThreads) {
     int digits[4];
     const int64_t row = place.row_tile * kRows + min(int64_t{i}, rows_left - 1);

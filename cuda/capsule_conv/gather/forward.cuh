@@ -83,8 +83,8 @@ __device__ void StorePixels(const Tiling& tiling, int column,
   }
 }
 
-// A block computes kColumns columns of its tiles. Its warps take 32 pixels and at most
-// 64 of the columns at a time.
+// Computes kColumns columns of the block's tiles, with bias and ReLU if `bias` is not
+// null. A warp computes 32 pixels and at most 64 of the columns at a time.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kForwardThreads, 2)
     ForwardKernel(const Tiling tiling, const S* __restrict__ input,

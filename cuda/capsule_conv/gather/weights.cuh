@@ -25,8 +25,8 @@ constexpr int kStages = 6;
 // Tensor cores truncate when they add, so after this many steps sums move to memory.
 constexpr int kMaxSteps = 512;
 
-// Elements per pixel of a stage, padded: the 4 pixels of which lanes read 32 bytes at
-// once are in different banks.
+// Elements per pixel of a stage, padded so that the 4 pixels that lanes read at once
+// are in different banks.
 template <typename S>
 constexpr int kStagePixel = kWarpColumns + 32 / sizeof(S);
 template <typename S>
@@ -80,7 +80,8 @@ __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProduct
   }
 }
 
-// A block has 8 kProducts terms.
+// Computes 8 kProducts terms of the gradient for the block's share of the tiles, a
+// partial sum for each group of warps.
 template <typename S, Tf32 kTf32, int kProducts>
 __global__ void __launch_bounds__(kWarps* kLanes, 1)
     WeightsKernel(const WeightTiling tiling, const S* __restrict__ input,
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, 1)
       const Point* const at = points_of(step);
       const int upper = at[t].from, lower = at[4 + t].from;
       __pipeline_wait_prior(kStages - 2);
-      __syncwarp();  // all lanes have read the slot that is filled next
+      __syncwarp();  // All lanes have read the slot that is filled next.
       const int prefetch = step + kStages - 1;
       if (prefetch < steps) {
         LoadPixels(points_of(prefetch), wanted, from, ring + prefetch_slot * kStage<S>);

@@ -169,7 +169,8 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
   }
 }
 
-// A block has kWarps warps, each with kTiles tiles of 16 rows and all kColumns columns.
+// Computes and stores a tile per block. Each of kWarps warps has kTiles tiles of 16
+// rows and all kColumns columns.
 template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {

@@ -53,7 +53,8 @@ struct RawFilterFragment {
   static constexpr int kElements = kFloat ? 2 : 4;  // elements per quad
   S at[kProducts][kElements];
 
-  // Loads from the quad at `from`, or zeros, at the offsets `columns` of the lane.
+  // Loads the lane's elements of the quad at `from`, at offsets `columns`; zeros unless
+  // `there`.
   __device__ void Load(bool there, const S* from, const int (&columns)[kProducts],
                        int element) {
 #pragma unroll
@@ -81,7 +82,8 @@ struct RawFilterFragment {
   }
 };
 
-// Requires horizontal stride and dilation 1, pose rows dividing 16 and whole quads.
+// Computes and stores a tile per block. Requires horizontal stride and dilation 1, pose
+// rows dividing 16 and whole quads.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     SmallKernel(const Product p, const Filter filter, const S* source, const S* weights,
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     }
   }
 
-  // The rows of tile m are m pixels further.
+  // The pixels of tile m are m pixels further right.
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x) - x;
   S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
   S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);

@@ -186,7 +186,7 @@ WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
       FindTiling<S, kTf32, WeightTraits<5, products>>(task, device, &plan);
     }
   };
-  // The columns of one group.
+  // The products that cover the columns of one group of quads.
   constexpr int kNarrow = QuadFragment<S>::kElements;
   if (task.target.planes() <= WeightTraits<4, kNarrow>::kColumnQuads) {
     find(std::integral_constant<int, kNarrow>());

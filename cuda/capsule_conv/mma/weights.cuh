@@ -134,7 +134,7 @@ struct ColumnQuad {
   }
 };
 
-// Stores the first `count` of 4 neighbours, or adds to them; a guarded store.
+// Stores the first `count` of 4 neighbours, or adds them to what is there.
 static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
                                                  float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
@@ -144,7 +144,9 @@ static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool a
   }
 }
 
-// A warp has kTiles x kProducts tiles of 16 rows by 8 columns; warps share columns.
+// Computes a tile of the gradient for the block's share of the lattice, as a partial
+// sum. A warp has kTiles x kProducts tiles of 16 rows by 8 columns; all warps have the
+// same columns.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
 __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {

@@ -31,7 +31,8 @@ inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   return axis;
 }
 
-// An axis divided into tiles; `taps` is 0 if there are too many.
+// An axis divided into tiles; `taps` is 0 if there are too many, or if TMA has no such
+// boxes.
 struct TiledAxis {
   TileAxis axis;
   int64_t taps = 0;   // total over all tiles
@@ -91,6 +92,7 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
   if (fewest <= kMaxSteps) Divide<Shape>(device, fewest, plan);
 }
 
+// Plans the product, and sets the parameters of PackFilterKernel.
 template <typename S>
 ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Problem& p,
                                            bool gradient, PackedFilter* packed) {

@@ -22,8 +22,8 @@ struct PackedGrad {
   int column_blocks;
 };
 
-// Transposes one step's pixels of kGradColumns columns per block. Within 8 terms, the
-// order of pixels is 0, 2, 4, 6, 1, 3, 5, 7, as in LoadFragments.
+// Transposes one step's pixels of kGradColumns columns per block. Within each 8 terms,
+// the order of pixels is 0, 2, 4, 6, 1, 3, 5, 7, as LoadFragments expects.
 __global__ void __launch_bounds__(kPackThreads)
     PackGradKernel(const PackedGrad p, const float* grad, float* packed,
                    const FlagsToClear parts) {

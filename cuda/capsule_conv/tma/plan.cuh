@@ -47,6 +47,7 @@ struct ProductPlan {
   }
 };
 
+// Makes the tensor maps and launches ProductKernel.
 template <typename S, typename Work, typename Shape>
 LaunchError Launch(const GpuExec& exec, const char* op,
                    const ProductPlan<S, Work>& plan, const S* source, const S* right,

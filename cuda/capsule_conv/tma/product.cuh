@@ -53,8 +53,8 @@ constexpr int kAlignment = 1024;
 template <typename Work, typename Shape>
 constexpr int kSharedBytes = sizeof(Shared<Work, Shape>) + kAlignment;
 
-// Epilogue: stores a tile in whole quads. Loops are not fully unrolled, as longer code
-// would miss in the instruction cache.
+// Epilogue: stores a tile. Each warp rearranges its results in `exchange`, so that
+// lanes store whole quads, unless columns.apart is 0.
 template <typename S, typename Work, int kProducts>
 __device__ void StoreTile(const Work& work, const typename Work::Place& place,
                           const float (&sums)[kProducts][4], Exchange& exchange,
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   GridDependencySynchronize();
 
-  const int range = gridDim.x - 1 - blockIdx.x;  // lower blocks take later ranges
+  const int range = gridDim.x - 1 - blockIdx.x;  // Lower blocks take later ranges.
   const int end = work.ranges.Begin(range + 1);
   int step = work.ranges.Begin(range);
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
       PipelineState at;
-      at.parity = 1;  // empty stages count as released
+      at.parity = 1;  // Empty stages count as released.
       while (step < end) {
         const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.MultiplyEnd());
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto place = work.Find(tables, step);
       const int first = step, last = min(end, place.steps.MultiplyEnd());
       step = place.steps.End();
-      if (first >= last) continue;  // only steps that store are left
+      if (first >= last) continue;  // Only steps that store are left.
       float sums[Shape::kProducts][4];
       ForEach(sums, [](float& sum) {
         sum = 0;

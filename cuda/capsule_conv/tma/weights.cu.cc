@@ -39,6 +39,7 @@ inline PixelBoxes FindPixelBoxes(const Problem& p, int pixels, int64_t* steps) {
   return best;
 }
 
+// Plans the product, and sets the parameters of PackGradKernel.
 template <typename S>
 ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                                                 const Problem& p, PackedGrad* packed) {
@@ -106,10 +107,11 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
   return plan;
 }
 
-// Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
-// at about one unit in the last place of float16.
+// Tensor cores truncate sums of 16-bit products. With up to this many pixels, the error
+// stays at about one unit in the last place of float16.
 constexpr int64_t kMaxPixels = int64_t{1} << 20;
 
+// Plans the weight gradient. `grad` is packed only if it is float.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {

@@ -141,9 +141,9 @@ struct WeightWork {
   }
 };
 
-// Loads the A fragments of a step's 4 products from [32 channels][pixel][channel],
-// swizzled. In each product a lane has channels 2 g and 2 g + 1 of its warp's 16, of
-// pixels 2 t and 2 t + 1 of 8, which avoids bank conflicts.
+// Loads the A fragments of a step's 4 products. The stage is swizzled and ordered
+// [channel / 32][pixel][channel % 32]. To avoid bank conflicts, a lane has in each
+// product channels 2 g and 2 g + 1 of its warp's 16, of pixels 2 t and 2 t + 1 of 8.
 __device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;

@@ -16,8 +16,9 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kAddThreads = 256;
 
-// Sums the taps of each target pixel, a row of pixels per column of blocks. A target
-// pixel has `pixel` packs; `products` has as many for each tap of each source pixel.
+// Sums the taps of each target pixel. Blocks with the same blockIdx.x share a row of
+// pixels. A target pixel has `pixel` packs; `products` has as many for each tap of each
+// source pixel.
 template <int kPack>
 __global__ void AddTapsKernel(const Image source, const Image target,
                               const Axis vertical, const Axis across,

@@ -19,6 +19,7 @@ inline int Columns(const Task& task) {
   return task.target.channels * task.target.columns;
 }
 
+// The TapColumns of the wgmma path, as capsule_conv/tensor_cores.cuh expects it.
 struct TapColumns {
   // Whether this pays off: few columns, several horizontal taps, and enough terms for
   // each that the second kernel costs less than it saves. Over kFewColumns columns,

@@ -324,7 +324,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
 template <typename S, typename C>
 using PatchSource = std::conditional_t<C::kBoxes, CUtensorMap, const S*>;
 
-// Splits a block into consumer and producer warps.
+// Computes and stores the block's tiles, with consumer and producer warps.
 template <typename S, typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     WarpgroupKernel(const WarpgroupParams s,
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if (warpgroup < C::kGroups) {
     SetMaxRegisters<C::kMany, true>();
     shared.FillTables(s);
-    // Even without a filter to wait for: the preceding kernel may use the target.
+    // Consumers wait as well, as the preceding kernel may still use the target.
     GridDependencySynchronize();
     MultiplyTiles<S, C>(s, shared, warpgroup, target);
   } else {

@@ -21,6 +21,7 @@ constexpr int kWgmmaRows = 64;  // M of a wgmma instruction
 // Words of one part of a step of the packed filter.
 constexpr int UnitStepWords(int columns) { return 2 * columns * 4; }
 
+// Rows of a core matrix.
 constexpr int kGroupRows = 8;
 
 // Compile-time shape of a kernel. O is the operand type; poses are split into kParts
@@ -72,7 +73,7 @@ using PosesLeft =
 template <typename O, int kParts, int kRows, int kColumns>
 using PosesRight = KernelTraits<O, kParts, kParts, false, kRows, 1, kColumns, 1>;
 
-// Kernel parameters.
+// Parameters of WarpgroupKernel.
 struct WarpgroupParams {
   Product product;
   SortedPatch sorted;
@@ -223,8 +224,8 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
     for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
     Exchange(x);
   };
-  // Free of branches and of dependencies on earlier stores: waiting for lanes and
-  // tables one after the other would take a third as long as the products.
+  // Has no branches and no dependencies on earlier stores: waiting for shuffles and
+  // tables in turn would take a third as long as the products.
   if (columns % kQuad == 0) {
     const int channel = column / columns;
     to += channel * stride + (column - channel * columns);

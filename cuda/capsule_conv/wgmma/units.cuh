@@ -77,7 +77,7 @@ class UnitLoader {
                  (plane - channel * quads) * kQuad;
       if (plane >= image.planes()) place[q] = -1;
     }
-    // Floats are first copied to the room of the operand's parts, a quad to each.
+    // Floats are first copied to where the operand's parts will be, a quad to each.
     const int apart = kConverted ? part_words : 2;
     to += First(patch, image);
     for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {

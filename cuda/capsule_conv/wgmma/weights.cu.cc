@@ -49,8 +49,8 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                                   exec, input_map, grad_map, plan.sums, parts);
 }
 
-// Tensor cores truncate sums of 16-bit products: over this many pixels, the error stays
-// at about one unit in the last place of float16.
+// Tensor cores truncate sums of 16-bit products. With up to this many pixels, the error
+// stays at about one unit in the last place of float16.
 constexpr int64_t kMaxPixels = 1 << 18;
 
 // Chooses slots and splits, and keeps the plan if it is the cheapest so far.

@@ -128,7 +128,7 @@ __device__ void MultiplyPixels(const char* grad, int below,
     }
   }
   WgmmaCommit();
-  WgmmaWait<0>();  // the registers of `rows` are free only now
+  WgmmaWait<0>();  // The registers of `rows` are free only now.
   if constexpr (kParts > 1) sums.Accumulate();
 }
 
@@ -221,7 +221,7 @@ __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
                            const SumsOfUnits& sums, char* row_slots, float* parts) {
   constexpr bool kFloat = std::is_same_v<typename W::S, float>;
   const int lane_row_offset = LaneRowOffset(w), t = threadIdx.x % 4;
-  SyncNamedBarrier<128 * kConsumerGroups>();  // all slots are free now
+  SyncNamedBarrier<128 * kConsumerGroups>();  // All slots are free now.
   char* const staged = row_slots + group * kWeightUnits<W::kParts> * kUnitBytes;
 #pragma unroll
   for (int n = 0; n < kUnits; ++n) {
@@ -261,7 +261,8 @@ __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
   WaitForBulkStores();
 }
 
-// kUnits is the maximal number of units of a consumer.
+// Computes a tile of the gradient for the block's share of lines, and stores it as a
+// part of the sum. kUnits is the maximal number of units of a consumer.
 template <typename W, int kUnits>
 __global__ void __launch_bounds__(kWeightThreads, 1)
     WeightKernel(const __grid_constant__ CUtensorMap input,

@@ -136,7 +136,7 @@ __device__ void LoadLines(const W& w, const WeightCoord& place,
                           WeightBarriers& barriers, char* row_slots, char* grad_slots) {
   using S = typename W::S;
   PipelineState row, other;
-  row.parity = other.parity = 1;  // empty slots count as released
+  row.parity = other.parity = 1;  // Empty slots count as released.
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
     const int x =

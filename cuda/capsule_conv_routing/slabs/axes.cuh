@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Which rows and frames of the image a slab's votes read, tap by tap. Kernel
-// parameters.
+// Maps rows and frames of a slab's votes to the rows and frames of the image that they
+// read by each tap, and back. Used in kernel parameters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,10 +15,10 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// No position.
+// Returned if there is no such position.
 constexpr int kNone = INT_MIN;
 
-// One axis, of the votes and of the image that they read.
+// One axis of the votes and of the image that they read.
 struct TapAxis {
   int count, read;  // positions of the votes, and of the image
   int taps, stride, dilation, pad;
@@ -38,8 +38,9 @@ struct TapAxis {
     return from >= 0 && from < read ? from : kNone;
   }
   // Returns the position of the votes that reads position n of the image by a tap, or
-  // kNone. With `several`, positions n, n + stride and so on of the image are read by
-  // neighbors: returns the first of them, which is negative if only later ones exist.
+  // kNone. With `several`, considers the image positions n, n + stride, and so on,
+  // which adjacent positions of the votes read. Returns the first of these, which is
+  // negative if only later ones exist.
   __device__ int Reader(int n, int tap, int several = 1) const {
     const int from = n + pad - tap * dilation, at = from / stride;
     return at > -several && at < count && at * stride == from ? at : kNone;
@@ -52,10 +53,11 @@ struct RowAxis : TapAxis {
       : TapAxis(slab.phase.y, slab.band.rows, slab.band.read_rows, slab.band.pad) {}
 };
 
-// Frames over all images, counted from the first ones of the slab.
+// The frames of a slab, which may span several images. Functions number the frames of
+// votes and image from the slab's first ones.
 struct FrameAxis {
   TapAxis image;          // the frames of one image
-  int first, first_read;  // the first frames of the slab
+  int first, first_read;  // the slab's first frames, counted over all images
   int count, read;        // frames of the slab
 
   FrameAxis(const Problem& p, const Slab& slab)
@@ -72,8 +74,8 @@ struct FrameAxis {
     const int from = image.Read(first + n - number * image.count, tap);
     return from == kNone ? kNone : number * image.read + from - first_read;
   }
-  // Calls visit(frame, tap) for the frames that frame n of the votes reads, or without
-  // kVotes for the frames of the votes that read frame n.
+  // Calls visit(frame, tap) for each image frame that frame n of the votes reads or,
+  // without kVotes, for each frame of the votes that reads frame n of the image.
   template <bool kVotes, typename Visit>
   __device__ void ForTaps(int n, const Visit& visit) const {
     const int size = kVotes ? image.count : image.read;
@@ -90,10 +92,10 @@ struct FrameAxis {
   }
 };
 
-// Calls visit(frame, row, z_tap, y_tap) for the image rows that row `row` of frame
-// `frame` of the votes reads. Without kVotes, `row` is the first of `several` rows of
-// the image, y.stride apart, and visit() gets the first row of the votes that reads one
-// of them (Reader).
+// Calls visit(frame, row, z_tap, y_tap) for each image row that row `row` of frame
+// `frame` of the votes reads. Without kVotes, `row` is the first of `several` image
+// rows, y.stride apart, and visit() gets the row of the votes that Reader() returns for
+// them.
 template <bool kVotes, typename Visit>
 __device__ void ForTaps(const FrameAxis& z, const TapAxis& y, int frame, int row,
                         int several, const Visit& visit) {
@@ -120,7 +122,7 @@ __device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int ro
 inline int64_t FirstRow(const Problem& p, const Slab& slab) {
   return (Patch(p, slab).begin_frame() * p.in_height + slab.band.read) * InRow(p);
 }
-// Bounds that keep coordinates of an axis in an int.
+// Whether the axis is so small that its coordinates fit in an int.
 inline bool IsSmall(const AxisPhase& axis) {
   constexpr int64_t kMost = 1 << 20;
   return std::abs(axis.pad) < kMost && axis.dilation < kMost && axis.stride < kMost &&

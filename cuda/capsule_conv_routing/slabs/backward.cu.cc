@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Replaces the votes of pixels by their gradients. The steps of all iterations are kept
-// on the way forward.
+// Replaces the votes of pixels by their gradients, with the votes in memory. Routes the
+// pixels first, and keeps the results of all iterations.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/launch.cuh"
@@ -11,8 +11,8 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The arrays of iteration r, counted from 0, of a pixel of a tile. Totals are V of the
-// iteration that follows.
+// The results that are kept of a pixel, for iterations r counted from 0. totals(r)
+// gives the shares of iteration r + 1.
 template <typename Tile>
 struct Kept {
   using A = typename Tile::A;
@@ -37,7 +37,7 @@ struct Kept {
   A* const own;
 };
 
-// Routes as in forward.cu.cc.
+// Routes as in forward.cu.cc, and keeps the results of all iterations.
 template <typename Tile, typename S>
 __device__ void RouteTile(Tile& tile, const S* bias, const S* logits) {
   using A = typename Tile::A;
@@ -70,7 +70,8 @@ __device__ void RouteTile(Tile& tile, const S* bias, const S* logits) {
   }
 }
 
-// Replaces the sums of iteration r by their gradients, and computes those of shares.
+// Replaces the sums of iteration r by their gradients, and computes the gradients of
+// shares.
 template <typename Tile>
 __device__ void SumGrads(Tile& tile, int r) {
   using A = typename Tile::A;
@@ -105,7 +106,7 @@ __device__ void SumGrads(Tile& tile, int r) {
   });
 }
 
-// Replaces the gradients of shares by those of logits.
+// Replaces the gradients of shares by the gradients of logits.
 template <typename Tile>
 __device__ void LogitGrads(Tile& tile, int r) {
   using A = typename Tile::A;
@@ -129,7 +130,7 @@ __device__ void LogitGrads(Tile& tile, int r) {
   __syncthreads();
 }
 
-// Stores the gradients of votes to the slab's votes.
+// Replaces the tile's votes, in the slab's array, by their gradients.
 template <typename Tile, typename S>
 __device__ void StoreVoteGrads(Tile& tile, S* votes) {
   using Numbers = typename Tile::Numbers;
@@ -160,8 +161,8 @@ __device__ void StoreVoteGrads(Tile& tile, S* votes) {
   });
 }
 
-// Adds the sums of a block's pixels to its part, which holds the gradients of the bias
-// and then those of logits.
+// Adds the gradients that the block's pixels have added up to the block's part: those
+// of the bias, then those of logits.
 template <typename Tile, typename A>
 __device__ void AddSums(const Tile& tile, A* part) {
   const Tiling& z = tile.z;
@@ -176,6 +177,8 @@ __device__ void AddSums(const Tile& tile, A* part) {
   }
 }
 
+// Routes the block's tiles, replaces their votes by gradients, and adds the gradients
+// of bias and logits to the block's part.
 template <typename S, int kPack, bool kShared, typename A>
 __global__ void __launch_bounds__(kMostThreads)
     RouteBackwardKernel(const Tiling z, const Places places, const S* grad,
@@ -196,7 +199,7 @@ __global__ void __launch_bounds__(kMostThreads)
   ForTiles(z, places.pixels, [&](int64_t first) {
     tile.Move(first, places, votes);
     RouteTile(tile, bias, logits);
-    // Each lane loads and adds up what it uses itself, so no barrier is needed.
+    // Each lane loads only the gradients that it uses itself, so no barrier is needed.
     tile.ForParents([&](int pixel, int parent) {
       A* const grads = tile.Pixel(pixel) + z.output_grads;
       tile.ForNumbers([&](int d) {

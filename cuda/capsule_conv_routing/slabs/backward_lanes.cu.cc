@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Replaces the votes of pixels by their gradients where these fit into registers. The
-// steps of all iterations are kept in shared memory, where each lane reads only what it
-// stored itself.
+// Replaces the votes of pixels by their gradients, with the votes in registers. Shared
+// memory keeps the results of all iterations. Each lane reads only what it stored
+// itself.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/lanes.cuh"
@@ -11,9 +11,10 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The memory of a lane: for each iteration, counted from 0, sums, shares, the gradients
-// of logits, and totals, which are V of the iteration that follows, if there is one;
-// and what the lane adds up of its pixels.
+// A lane's shared memory, in slots of 16 bytes; functions return slot numbers. For each
+// iteration r, counted from 0, there are sums, shares, gradients of logits and, except
+// for the last, totals, which give the shares of iteration r + 1. After these come the
+// gradients of bias and logits that the lane adds up over its pixels.
 template <int kTypes, int kQuads>
 class Kept {
  public:
@@ -68,7 +69,7 @@ class Kept {
   const int iterations_;
 };
 
-// Routes as in forward_lanes.cu.cc.
+// Routes as in forward_lanes.cu.cc, and keeps the results of all iterations.
 template <typename Pixel, typename Kept, typename S, int kTypes>
 __device__ void RouteLane(Pixel& at, const Kept& kept, const S* bias,
                           float (&shares)[kTypes]) {
@@ -91,7 +92,7 @@ __device__ void RouteLane(Pixel& at, const Kept& kept, const S* bias,
   }
 }
 
-// Replaces sums by their gradients, given those of the parents.
+// Replaces sums by their gradients, given `grads`, the gradients of the parents.
 template <typename Pixel, int kNumbers>
 __device__ void SumGrads(const Pixel& at, const float (&grads)[kNumbers],
                          float (&sums)[kNumbers]) {
@@ -109,8 +110,8 @@ __device__ void SumGrads(const Pixel& at, const float (&grads)[kNumbers],
   }
 }
 
-// Adds the sums of a block's lanes to its part, which holds the gradients of the bias
-// and then those of logits.
+// Adds the gradients that the block's lanes have added up to the block's part: those of
+// the bias, then those of logits.
 template <typename Kept>
 __device__ void AddSums(const Tiling& z, const Kept& kept, float* part) {
   __syncthreads();
@@ -129,7 +130,8 @@ __device__ void AddSums(const Tiling& z, const Kept& kept, float* part) {
              (type - own) / z.lane_types * kLanes;
       e = own % 4;
     }
-    // Each warp of a divided pixel has the sums of the bias, and its own of logits.
+    // If warps share the types of a pixel, each has the sums of the bias, but only its
+    // own types' sums of logits.
     const int end = z.divided ? lane / kLanes * kLanes + kLanes : kLaneThreads;
     float sum = 0;
     for (; lane < end; lane += z.group) {
@@ -140,6 +142,8 @@ __device__ void AddSums(const Tiling& z, const Kept& kept, float* part) {
   }
 }
 
+// Routes the block's pixels, replaces their votes by gradients, and adds the gradients
+// of bias and logits to the block's part.
 template <typename S, int kTypes, int kQuads>
 __global__ void __launch_bounds__(kLaneThreads, LaneBlocks(kTypes, kQuads, true))
     RouteLanesBackwardKernel(const Tiling z, const Places places, const S* grad,
@@ -185,7 +189,7 @@ __global__ void __launch_bounds__(kLaneThreads, LaneBlocks(kTypes, kQuads, true)
       }
       at.AddVotes(dots, grads);
     }
-    // The gradients take the votes' place.
+    // The gradients replace the votes in registers.
 #pragma unroll
     for (int i = 0; i < kTypes; ++i) {
 #pragma unroll

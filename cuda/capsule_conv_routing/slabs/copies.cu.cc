@@ -34,8 +34,8 @@ __device__ void ForEach(int64_t count, const Visit& visit) {
   }
 }
 
-// Calls visit(weight, copied) with the offsets of each pack of the copy. Packs have
-// kPack elements of a matrix.
+// Calls visit(weight, copied) for each pack of kPack elements, with its offsets in the
+// weights and in the copy.
 template <int kPack, typename Visit>
 __device__ void ForWeights(const Relay& relay, const Visit& visit) {
   const int64_t packs = relay.matrix / kPack;
@@ -45,6 +45,7 @@ __device__ void ForWeights(const Relay& relay, const Visit& visit) {
   });
 }
 
+// Copies the weights of a phase's taps.
 template <typename S, int kPack>
 __global__ void __launch_bounds__(kThreads)
     CopyWeightsKernel(const Relay relay, const S* weights, S* copy) {
@@ -55,6 +56,7 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// Adds the gradient of that copy to `sums`, the gradient of weights.
 template <typename S, int kPack, typename A>
 __global__ void __launch_bounds__(kThreads)
     AddWeightsKernel(const Relay relay, const S* copy, A* sums) {
@@ -68,13 +70,15 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
+// Converts sums to S.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     NarrowKernel(int64_t count, const A* sums, S* to) {
   ForEach(count, [&](int64_t n) { capsops::Narrow(sums[n], to + n); });
 }
 
-// Copies packs of kPack elements.
+// Copies the rows that a slab reads, a pack of kPack elements at a time. The frames
+// that depth taps read become channels; frames outside of the image become zeros.
 template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
     CopyImageKernel(const Patch patch, int64_t count, const S* input, S* copy) {
@@ -98,8 +102,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Adds to packs of the input's gradient, of the rows that the patch reads in the frames
-// from frame `first` on.
+// Adds the gradient of that copy to the input's gradient, a pack at a time, for the
+// rows that the patch reads in the frames from `first` on.
 template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
     AddImageKernel(const Patch patch, int64_t first, int64_t count, const S* copy,
@@ -144,8 +148,8 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kPartColumns = 32, kPartRows = 32;
 
-// A block adds kPartColumns columns of parts. Each warp adds every kPartRows-th part,
-// then one thread per column adds the warps' sums.
+// A block adds up kPartColumns columns of the parts. Each warp adds every kPartRows-th
+// part, then one thread per column adds the sums of the warps.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kPartColumns* kPartRows)
     AddPartsKernel(int64_t count, int64_t first, int64_t second, const A* parts,
@@ -167,7 +171,7 @@ __global__ void __launch_bounds__(kPartColumns* kPartRows)
   capsops::Narrow(sum, n < first ? to_first + n : to_second + n - first);
 }
 
-// Calls launch(pack) with the number of elements of a row that are copied together.
+// Calls launch(pack) with the number of elements to copy at once, given those of a row.
 template <typename S, typename Launch>
 LaunchError WithPack(int64_t row, const Launch& launch) {
   constexpr int kPack = 16 / sizeof(S);
@@ -175,8 +179,8 @@ LaunchError WithPack(int64_t row, const Launch& launch) {
   return launch(std::integral_constant<int, 1>());
 }
 
-// Calls launch(zero) with the smallest integer type that holds `count` items of a patch
-// and their coordinates.
+// Calls launch(zero) with a zero of the smallest integer type that can count the items
+// of a patch and hold their coordinates.
 template <typename Launch>
 LaunchError WithInt(const Patch& patch, int64_t count, const Launch& launch) {
   const bool fits = std::max(count, patch.Reach()) <= INT32_MAX / 2;

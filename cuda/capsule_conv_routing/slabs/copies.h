@@ -26,7 +26,8 @@ template <typename T>
 LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
                      const T* copy, T* grad_input);
 
-// Adds `count` parts of `first` and `second` numbers.
+// Adds up `count` parts, each of `first` and then `second` numbers, and stores the sums
+// to `to_first` and `to_second`.
 template <typename T>
 LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t first,
                      int64_t second, const Accumulator<T>* parts, T* to_first,

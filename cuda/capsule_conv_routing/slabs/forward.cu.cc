@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routes the votes of pixels.
+// Routes pixels, with their votes in memory.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/launch.cuh"
@@ -10,6 +10,7 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
+// Routes the block's tiles of pixels, and stores their parents to `output`.
 template <typename S, int kPack, bool kShared, typename A>
 __global__ void __launch_bounds__(kMostThreads)
     RouteKernel(const Tiling z, const Places places, const S* votes, const S* bias,

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routes pixels whose votes fit into registers.
+// Routes pixels, with their votes in registers.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/lanes.cuh"
@@ -9,6 +9,7 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
+// Routes the block's pixels, and stores their parents to `output`.
 template <typename S, int kTypes, int kQuads>
 __global__ void __launch_bounds__(kLaneThreads, LaneBlocks(kTypes, kQuads, false))
     RouteLanesKernel(const Tiling z, const Places places, const S* votes, const S* bias,

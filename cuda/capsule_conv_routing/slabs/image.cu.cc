@@ -1,13 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Adds a slab's gradient of the image, by rows of votes times weights, in two ways:
-//   direct  windows have one tap across, no stride and no padding, so position n of the
-//           votes is position n of the image: a TMA reduction adds the products
-//   tiles   the products of all taps across are added up in shared memory first. A tile
-//           has whole pixels of a row of the votes, or whole rows. Its halo, the image
-//           pixels that it shares with the next tile, is added by another kernel, so
-//           that each pixel is always added to in the same order.
+// Adds a slab's gradient of the image to the gradient of the input, with
+// RowProductKernel. There are two ways:
+//   direct  windows have one horizontal tap, no horizontal stride and no padding, so
+//           votes at position n read position n of the image. TMA adds the products to
+//           it.
+//   tiles   the products of all horizontal taps are first added up in shared memory. A
+//           tile has whole pixels of a row of the votes, or whole rows. Its halo, the
+//           image pixels that it shares with the next tile, goes to the workspace, and
+//           a second kernel adds it. Each pixel is thus always added to in the same
+//           order.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -18,12 +21,13 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// A round: shared memory has the products of a tile's positions for some channels of
-// all taps, kRoundColumns at most. Rows of kPitch numbers avoid bank conflicts of
-// stores.
+// The epilogue works in rounds. In each, shared memory has the products of all
+// positions of a tile for some channels of all horizontal taps: at most kRoundColumns
+// columns. The pitch of its rows avoids bank conflicts of stores.
 constexpr int kRoundColumns = 80, kPitch = 88;
 
-// Epilogue of tiles, and kernel parameters.
+// Epilogue of "tiles": adds up the horizontal taps of each image pixel. Also the
+// parameters of AddHalosKernel.
 template <typename S>
 struct AddPixels {
   using Element = S;
@@ -32,18 +36,18 @@ struct AddPixels {
   float* halos;
   int dim, types, height, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
-  // If a pixel of the votes reaches one of the image by some tap, the one x_back to its
-  // left does so x_every taps later.
+  // If pixel n of the votes reads some image pixel by tap k, then pixel n - x_back
+  // reads it by tap k + x_every.
   int x_every, x_back;
-  // A tile has tile_pixels pixels of a row of the votes. Its own image pixels begin
-  // tile_step after those of the tile before. It also reaches the first `halo` of the
-  // next tile's. A tile of a whole row has tile_rows of them.
+  // A tile has tile_pixels pixels of a row of the votes, or tile_rows whole rows. It
+  // owns tile_step pixels of an image row and also reaches the next `halo` pixels,
+  // which the next tile owns.
   int tile_pixels, tile_step, halo, tile_rows;
   int tile_channels, round_channels;
-  int dilation_turns, dilation_rest;  // x_dilation, divided by x_stride
+  int dilation_turns, dilation_rest;  // x_dilation / x_stride and its remainder
   Divisor by_quads, by_types, by_reach, by_stride;
 
-  // For windows that MayFit().
+  // Requires MayFit().
   AddPixels(const Problem& p, const Phase& phase)
       : image(nullptr),
         halos(nullptr),
@@ -83,24 +87,26 @@ struct AddPixels {
     }
   }
 
-  // Whether there are channels enough for a round, and numbers stay small.
+  // Whether a round has room for 8 channels of all taps, and offsets stay small.
   static bool MayFit(const AxisPhase& x) {
     return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
   }
-  // Whether no tile reaches past the next one, and Divisor takes the numbers of items.
+  // Whether no halo is wider than the next tile, and a Divisor can divide item numbers.
   bool Fits() const {
     return (halo <= tile_step || tile_pixels >= votes_width) && items() < 65536;
   }
-  // The (row, pixel, type, 4 channels) that a tile adds to in a round.
+  // Items of a round: each (row, pixel, type, 4 channels) of the image that a tile
+  // reaches.
   __host__ __device__ int items() const {
     return tile_rows * (tile_step + halo) * types * (round_channels / 4);
   }
-  // The numbers of a halo, and of all halos.
+  // Elements of one halo, and of all halos.
   __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
   int64_t Halos(const RowProduct& w) const {
     return int64_t{w.z.read} * w.y.read * (w.across - 1) * HaloSize();
   }
 
+  // Copies the sums of each round to shared memory, and adds them up.
   template <int kProducts>
   __device__ void operator()(const RowProduct& w, const RowTile& tile,
                              const float (&sums)[kProducts][4], char* memory,
@@ -131,8 +137,9 @@ struct AddPixels {
     }
   }
 
-  // Adds up the products of a round, of channels from `first` on up to `end`. Adds the
-  // sums to the image, or stores those of the next tile's pixels in `halos`.
+  // Adds up the taps of a round, for its channels from `first` up to `end` at most.
+  // Adds the results to the image, or stores them in `halos` for pixels of the next
+  // tile.
   __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
                            int first, int end) const {
     const bool last = tile.across == w.across - 1;
@@ -154,7 +161,7 @@ struct AddPixels {
       const bool in_halo = !last && pixel >= tile_step;
       int tap = 0, from = pixel;
       if (x_stride > 1) {
-        // The first tap of which `pixel - tap * x_dilation` is a multiple of x_stride.
+        // Finds the first tap with `pixel - tap * x_dilation` a multiple of x_stride.
         int rest;
         from = by_stride.Split(pixel, &rest);
         for (; tap < x_every && rest != 0; ++tap) {
@@ -189,7 +196,8 @@ struct AddPixels {
     }
   }
 
-  // Subnormal numbers of floats become zeros.
+  // Adds 4 elements in global memory with one instruction. Subnormal floats become
+  // zeros.
   __device__ static void AddToGlobal(S* to, const float4& sum) {
     const size_t at = __cvta_generic_to_global(to);
     if constexpr (std::is_same_v<S, float>) {
@@ -215,8 +223,8 @@ struct AddPixels {
 
 constexpr int kHaloThreads = 256;
 
-// Adds halos to the image: `quads` times four numbers, of `between` tiles of each row,
-// all but the last.
+// Adds all halos to the image, `quads` times four elements. Each of `rows` rows of a
+// frame has `between` halos: one per tile, except for the last.
 template <typename S>
 __global__ void __launch_bounds__(kHaloThreads)
     AddHalosKernel(const AddPixels<S> p, int rows, int between, int quads) {
@@ -242,15 +250,15 @@ __global__ void __launch_bounds__(kHaloThreads)
   }
 }
 
-// Whether the first way serves all phases.
+// Whether all phases can use the direct way.
 bool IsDirect(const Problem& p) {
   return AllPhases(p, [](const Phase& phase) {
     return phase.x.taps == 1 && phase.x.stride == 1 && phase.x.pad == 0;
   });
 }
 
-// Windows with more than 10 taps across, or with gaps wider than a tile, and images of
-// many types are left to convolutions.
+// Unless all phases are direct, leaves to convolutions: windows with more than 10
+// horizontal taps or with gaps wider than a tile, and images of over 64 types.
 bool AddsImage(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >
@@ -259,12 +267,12 @@ bool AddsImage(const Problem& p) {
   }
   return IsDirect(p) ||
          (p.types <= kTileRows / 2 && AllPhases(p, [&](const Phase& phase) {
-            using Add = AddPixels<float>;  // Others have the same sizes.
+            using Add = AddPixels<float>;  // Other types have the same sizes.
             return Add::MayFit(phase.x) && Add(p, phase).Fits();
           }));
 }
 
-// The tiles of image rows that AddPixels takes.
+// Divides the image rows into the tiles that AddPixels expects.
 template <typename S>
 RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
   RowProduct w(p, slab, Columns(p), kWideTerms<S>, p.in_dim, add.tile_pixels * p.types);
@@ -280,6 +288,7 @@ int64_t ImageHalos(const Problem& p, const Slab& slab) {
   return add.Halos(PixelTiles(p, slab, add));
 }
 
+// Adds the gradient by "tiles".
 template <typename S>
 LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, const S* grads, const S* weights, float* halos,

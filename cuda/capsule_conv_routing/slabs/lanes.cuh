@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of routing a pixel whose votes are in the registers of a group of lanes.
-// Each parent has `lanes` lanes, each of which holds kQuads quads of its numbers. Lanes
-// past the last parent have votes and shares of zero. If a pixel has many types, the
-// warps of its block divide them, and exchange only sums over types.
+// The steps of routing for a pixel whose votes are in the registers of a group of
+// lanes. Each parent has `lanes` lanes, and each of these holds kQuads quads of its
+// numbers. Lanes past the last parent have votes and shares of zero. If a pixel has
+// many types, the warps of its block share the types, and exchange only sums over
+// types.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// kTypes types, of which the last may not exist. S is the type of votes.
+// A lane's votes of a pixel: kQuads quads for each of kTypes types. The last types may
+// not exist. S is the type of votes.
 template <typename S, int kTypes, int kQuads>
 class PixelLanes {
  public:
@@ -45,9 +47,9 @@ class PixelLanes {
   // Whether type first + i exists.
   __device__ bool HasType(int i) const { return first + i < z.types; }
 
-  // The first number of quad q in a row of parents.
+  // The offset of this lane's quad q in a row [parents][dim].
   __device__ int Column(int q) const { return column_ + 4 * q * z.lanes; }
-  // Loads a row of parents; without `loads`, zeros.
+  // Loads this lane's quads of a row [parents][dim], or zeros unless `loads`.
   __device__ void Load(const S* row, bool loads, float (&to)[kNumbers]) const {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
@@ -63,7 +65,7 @@ class PixelLanes {
       Pack<S, 4> pack;
 #pragma unroll
       for (int e = 0; e < 4; ++e) Narrow(from[4 * q + e], &pack.at[e]);
-      // One store: nvcc divides that of a Pack.
+      // As one store; nvcc splits the store of a Pack.
       using Quad = std::conditional_t<sizeof(S) == 4, uint4, uint2>;
       *reinterpret_cast<Quad*>(row + Column(q)) = reinterpret_cast<const Quad&>(pack);
     }
@@ -98,11 +100,11 @@ class PixelLanes {
 #pragma unroll
     for (int i = 0; i < kTypes; ++i) {
       if (z.leaky) sums[i] += ExpBelow(0, most[i]);
-      shares[i] = __fdividef(shares[i], sums[i]);  // sums are 1 to the parents' number
+      shares[i] = __fdividef(shares[i], sums[i]);  // all sums >= 1
     }
   }
 
-  // Adds the sum over types of coefficient * vote.
+  // Adds the sum over types of coefficient * vote to `sums`.
   __device__ void AddVotes(const float (&coefficients)[kTypes],
                            float (&sums)[kNumbers]) {
     float own[kNumbers] = {};
@@ -115,7 +117,7 @@ class PixelLanes {
 #pragma unroll
     for (int n = 0; n < kNumbers; ++n) sums[n] += own[n];
   }
-  // Returns the dot products of votes and a vector of the parent.
+  // Computes the dot product of each vote with a vector of the parent.
   __device__ void Dots(const float (&vector)[kNumbers], float (&dots)[kTypes]) const {
 #pragma unroll
     for (int i = 0; i < kTypes; ++i) dots[i] = Product(votes[i], vector);
@@ -173,8 +175,8 @@ class PixelLanes {
     }
   }
 
-  // Adds up numbers over the warps of the block, in order. Two buffers in turn need one
-  // barrier each time.
+  // Adds up numbers over the warps of the block, in a fixed order. With two buffers in
+  // turn, one barrier per call is enough.
   __device__ void AddWarps(float (&numbers)[kNumbers]) {
     turn_ ^= 1;
     float4* const parts = exchanged_ + turn_ * kQuads * kLaneThreads;
@@ -206,8 +208,8 @@ class PixelLanes {
   int turn_ = 0;
 };
 
-// Calls visit(pixel) in the lanes of each pixel of the block, and in groups without a
-// pixel with one past the last. All warps of the block take part.
+// Calls visit(pixel) in the lanes of each of the block's pixels. Lanes without a pixel
+// get a number past the last one, so that all warps of the block make each call.
 template <typename Visit>
 __device__ void ForPixels(const Tiling& z, int64_t pixels, const Visit& visit) {
   const int thread = z.divided ? threadIdx.x % kLanes : threadIdx.x;
@@ -217,7 +219,7 @@ __device__ void ForPixels(const Tiling& z, int64_t pixels, const Visit& visit) {
   }
 }
 
-// Calls launch(types, quads) with the constants of PixelLanes.
+// Calls launch(types, quads) with the compile-time constants of PixelLanes.
 template <typename Launch>
 LaunchError WithLanes(const Tiling& z, const Launch& launch) {
   constexpr std::integral_constant<int, 1> kOne;

@@ -20,7 +20,7 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Why no blocks can route; else empty.
+// Why no kernel can route such pixels; else empty.
 std::string Refusal(const Problem& p) {
   const int64_t largest = std::max({p.types, p.parents, p.out_dim});
   if (largest <= kMostSize || IsEmpty(p)) return "";
@@ -28,6 +28,7 @@ std::string Refusal(const Problem& p) {
          std::to_string(kMostSize) + " are possible";
 }
 
+// The smallest power of two that reaches `least` or `most`.
 int PowerOfTwo(int64_t least, int64_t most) {
   int power = 1;
   while (power < least && power < most) power *= 2;
@@ -121,7 +122,7 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   if (!z.shared) Arrange(gradient, &z);
   const int64_t threads = int64_t{z.pixels} * z.parents * z.lanes;
   z.threads = static_cast<int>(std::min<int64_t>(RoundUp(threads, 32), kMostThreads));
-  // As many blocks as a processor holds, or fewer where they need much memory.
+  // As many blocks as fit on the multiprocessors, or fewer if they need much memory.
   int64_t blocks = 2048 / z.threads;
   if (z.shared) {
     blocks = std::min<int64_t>(
@@ -137,7 +138,7 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   return z;
 }
 
-// Implements a device of capsule_conv_slabs_plan.h.
+// The `Steps` of a GPU, as capsule_conv_slabs_plan.h describes them.
 struct GpuSteps {
   using Exec = GpuExec;
   template <typename T>
@@ -147,7 +148,7 @@ struct GpuSteps {
     return ConvOf(p, slab);
   }
 
-  // Votes of a slab stay in the cache of level 2, of which newer GPUs have more.
+  // A slab's votes should stay in the L2 cache, which is larger in newer GPUs.
   static int64_t SlabBytes(const GpuExec& exec) {
     return exec.device.capability >= 90 ? 32 << 20 : 16 << 20;
   }

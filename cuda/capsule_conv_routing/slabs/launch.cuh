@@ -14,12 +14,12 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The places of a tile's pixels.
+// The output places of the tile's pixels, in shared memory.
 __device__ inline int64_t* TilePlaces() {
   extern __shared__ __align__(16) unsigned char shared[];
   return reinterpret_cast<int64_t*>(shared);
 }
-// The memory of a block.
+// The block's memory, in shared memory or in `space`.
 template <bool kShared, typename A>
 __device__ A* BlockState(const Tiling& z, A* space) {
   if constexpr (kShared) {
@@ -38,7 +38,8 @@ __device__ void ForTiles(const Tiling& z, int64_t pixels, const Visit& visit) {
   }
 }
 
-// Calls launch(pack, shared) with Tiling::vector and Tiling::shared as constants.
+// Calls launch(pack, shared) with Tiling::vector and Tiling::shared as compile-time
+// constants.
 template <typename A, typename Launch>
 LaunchError WithTiling(const Tiling& tiling, const Launch& launch) {
   constexpr std::integral_constant<int, 16 / sizeof(A)> kPack;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Packs the operands of votes.
+// Packs the operands of the products that compute votes.
 #include "cuda/capsule_conv_routing/slabs/pack.h"
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kPackThreads = 256;
 
-// Copies 16 bytes at a time of the rows that a slab reads to [frame][row][type][padded
-// pixel][dim].
+// Copies the rows that a slab reads, 16 bytes at a time, to [frame][row][type][padded
+// pixel][dim]. blockIdx.x is the row over all frames.
 __global__ void __launch_bounds__(kPackThreads)
     PadImageKernel(int rows, int types, int padded, int units, int pad, int width,
                    int height, int first_row, int first_frame, const uint4* input,
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kPackThreads)
   }
 }
 
-// Packs weights, [y][x][z][dim][columns], as [z][y][columns][x][dim].
+// Packs weights, [y][x][z][dim][columns], as [z][y][columns][x][dim]. A block
+// transposes 32 columns of 32 elements.
 template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackWeightsKernel(int y_taps, int x_taps, int z_taps, int dim, int columns,

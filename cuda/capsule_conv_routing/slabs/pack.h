@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Packs the operands of votes.
+// Packs the operands of the products that compute votes.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Copies the rows that a slab reads of `frames` frames of the input, with zeros at both
-// ends of a row, to [frame][row][type][padded pixel][dim]. `units` is the number of
-// 16-byte units in the dim numbers of a pixel and type.
+// Copies the rows that a slab reads, of `frames` input frames from `first_frame` on, to
+// [frame][row][type][padded pixel][dim]. A row has `padded` pixels, which are zeros
+// outside of the image. `units` is dim in units of 16 bytes.
 LaunchError PadImage(const GpuExec& exec, const char* op, const Problem& p,
                      const Slab& slab, int64_t padded, int64_t first_frame,
                      int64_t frames, int64_t units, const void* input, void* copy);

@@ -1,13 +1,13 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The tiling of kernels that route pixels. A block takes tiles of `pixels` pixels, one
-// after another. Each parent of a pixel has a group of `lanes` lanes.
+// The tiling of kernels that route pixels. A block routes tiles of `pixels` pixels, one
+// after another, with a group of `lanes` lanes for each parent of a pixel.
 //
-// If `quads` is not 0, votes are in registers (lanes.cuh). Otherwise lanes hold
-// `vector` numbers at a time, and each row of logits has a group of `row_lanes` lanes;
-// votes and all that routing keeps of a pixel are in shared memory or, if that is too
-// small, votes are read from global memory and the rest is in the workspace (tile.cuh).
+// If `quads` is not 0, votes are in registers (lanes.cuh). Otherwise lanes handle
+// `vector` numbers at a time, and each row of logits has a group of `row_lanes` lanes
+// (tile.cuh). If `shared`, votes and all results of a pixel are in shared memory; else
+// votes are read from global memory and results are in the workspace.
 #pragma once
 
 #include <algorithm>
@@ -19,22 +19,22 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kMostThreads = 256;
-// The threads of a block if votes are in registers.
+// Threads per block if votes are in registers.
 constexpr int kLaneThreads = 128;
 // A tile has at most 32 pixels. Their places are at the beginning of shared memory.
 constexpr int kMostPixels = 32;
 constexpr int kPlaceBytes = kMostPixels * sizeof(int64_t);
 constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a parent
 
-// The blocks of a multiprocessor that have registers for votes of `types` types and
-// `quads` quads in each lane.
+// Resident blocks per multiprocessor, as the registers allow for votes of `types` types
+// and `quads` quads per lane.
 constexpr int LaneBlocks(int types, int quads, bool gradient) {
   const int votes = types * quads;
   if (votes >= 16) return types == 16 || quads == 4 ? 3 : 4;
   return votes == 8 ? (gradient ? 4 : 6) : gradient ? 6 : 8;
 }
 
-// Sizes in elements of the type A of sums.
+// Kernel parameters. Sizes and offsets are in elements of A, the type of sums.
 struct Tiling {
   int types, parents, dim, iterations;
   bool leaky;
@@ -43,19 +43,22 @@ struct Tiling {
   int lanes, pixels;
   int blocks;  // the most blocks of a launch
 
-  // Votes in registers: the quads of a lane, the types of a lane, the lanes of a pixel
-  // in a warp, and whether the warps of a block divide the types of a pixel.
+  // Votes in registers: quads and types of a lane, lanes of a pixel in a warp, and
+  // whether the warps of a block share the types of a pixel.
   int quads, lane_types, group;
   bool divided;
 
   int vector, row_lanes, threads;
-  // The offsets of the arrays of a pixel: votes [types][parents][dim]; the following
-  // for each iteration in the gradient: sums and totals [parents][dim], shares and
-  // their gradients [types][parents]; and what a block adds up of its pixels.
+  // Votes in memory: offsets of a pixel's arrays.
+  // - votes [types][parents][dim]
+  // - sums, totals [parents][dim] and shares, share_grads [types][parents], in the
+  //   gradient for each iteration
+  // - output_grads [parents][dim]
+  // - bias_sums, logits_sums: gradients that the block adds up over its tiles
   int64_t votes, sums, totals, shares, share_grads, output_grads, bias_sums,
       logits_sums;
   int64_t pixel;         // elements of a pixel
-  int64_t first_shares;  // the offset of those of the first iteration, of all pixels
+  int64_t first_shares;  // offset of the first iteration's shares, for all pixels
   int64_t block;         // elements of a block
   bool shared;           // whether these fit into shared memory, after the places
 
@@ -64,8 +67,8 @@ struct Tiling {
   int Blocks(int64_t all_pixels) const {
     return static_cast<int>(std::min<int64_t>(CeilDivide(all_pixels, pixels), blocks));
   }
-  // The shared memory of a block if votes are in registers: the bytes in which warps
-  // exchange sums, and those of what the gradient keeps.
+  // Bytes of a block's shared memory if votes are in registers: for the exchange of
+  // sums between warps, and for the results that the gradient keeps.
   int64_t ExchangedBytes() const {
     return divided ? int64_t{2} * 16 * kLaneThreads * quads : 0;
   }
@@ -87,7 +90,7 @@ LaunchError RouteBackward(const GpuExec& exec, const char* op, const Tiling& til
                           const T* logits, T* votes, Accumulator<T>* parts,
                           Accumulator<T>* space);
 
-// These do so with votes in registers. T is not double.
+// Versions with votes in registers. T is not double.
 template <typename T>
 LaunchError RouteLanes(const GpuExec& exec, const char* op, const Tiling& tiling,
                        const Places& places, const T* votes, const T* bias,

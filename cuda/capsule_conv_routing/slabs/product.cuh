@@ -1,10 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Tiles of products with wgmma, in TF32 or of a 16-bit type S, of 128 rows and
-// 8 kProducts columns. Warps 0 to 7 of a block are two consumer warpgroups, which
-// multiply and store; of the third warpgroup, one warp or thread fills stages with
-// boxes of both operands by TMA.
+// Building blocks of the wgmma kernels for slabs: a pipeline of stages in shared
+// memory, the consumers' main loop, and an epilogue with TMA stores. A block computes
+// tiles of 128 rows by 8 kProducts columns, in TF32 (S is float) or in a 16-bit type S.
+// Warps 0 to 7 are two consumer warpgroups, which multiply and store. One warp or
+// thread of the third warpgroup is the producer: it fills the stages with boxes of both
+// operands by TMA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,13 +25,13 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kTileRows = 128;
-// The terms of a stage whose lines have 128 bytes.
+// Terms (elements of the contraction) per stage if its lines have 128 bytes.
 template <typename S>
 constexpr int kWideTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
-// The terms of a stage of votes, as in_dim is often 32: lines of 64 or 128 bytes.
+// Terms per stage for votes, as in_dim is often 32. Lines have 64 or 128 bytes.
 constexpr int kFewTerms = 32;
 constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
-// Registers per thread at launch, of consumers, and of the producer.
+// Registers per thread: at launch, of consumers, and of the producer.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
 constexpr int kAlignment = 1024;
 // Each consumer warp has two boxes of 16 rows by 32 columns: TMA stores one while the
@@ -42,11 +44,13 @@ constexpr int kBoxBytes = kBoxRows * kStoreLine<S>;
 template <typename S>
 constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes<S>;
 
-// The bytes of ring and epilogue, and the most of a block, with barriers.
+// Bytes of shared memory for stages and epilogue, and the most that a block uses, with
+// barriers and alignment.
 constexpr int kRingBytes = 225 << 10, kMostSharedBytes = kRingBytes + kAlignment + 512;
 
-// Shared memory: a ring of stages, each with kTerms terms of rows, then of columns, and
-// kEpilogueBytes, a multiple of 1024, for the epilogue.
+// Layout of shared memory: a ring of stages, kEpilogueBytes for the epilogue (a
+// multiple of 1024), and barriers. A stage holds kTerms terms of 128 rows, then of 8
+// kProducts columns.
 template <typename S, int kTerms, int kProducts, int kEpilogueBytes = kStoreBytes<S>>
 struct Stages {
   static_assert(kEpilogueBytes % 1024 == 0);
@@ -58,13 +62,13 @@ struct Stages {
   char epilogue[kEpilogueBytes];
   Barrier full[kCount], empty[kCount];
 
-  // The bytes of dynamic shared memory.
+  // Bytes of dynamic shared memory.
   static constexpr int SharedBytes() {
     static_assert(sizeof(Stages) + kAlignment <= kMostSharedBytes);
     return static_cast<int>(sizeof(Stages)) + kAlignment;
   }
-  // Sets up this block's shared memory. A stage is empty again once `releases` warps
-  // have released it. All threads call this.
+  // Sets up the block's shared memory. A stage is empty again once `releases` warps
+  // have released it. All threads of the block call this.
   __device__ static Stages& Start(int releases) {
     extern __shared__ uint4 dynamic[];
     auto& stages = *reinterpret_cast<Stages*>(
@@ -80,25 +84,27 @@ struct Stages {
     __syncthreads();
     return stages;
   }
-  // Each warp of consumers releases a stage.
+  // Releases a stage. Every warp that reads the stage calls this.
   __device__ inline void Release(int stage) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) empty[stage].Arrive();
   }
-  // Waits until a stage is released. Returns the barrier for the boxes that fill it, of
-  // `bytes` bytes.
+  // Waits until the stage is released. Returns the barrier that its next boxes, of
+  // `bytes` bytes in total, complete on.
   __device__ inline Barrier& Claim(const PipelineState& at, int bytes = kBytes) {
     empty[at.at].Wait(at.parity);
     full[at.at].ArriveAndExpectBytes(bytes);
     return full[at.at];
   }
 
-  // A consumer's main loop: adds the products of the next `steps` stages, from `at` on.
+  // A consumer's main loop: sets `sums` to the products of the next `steps` stages,
+  // from `at` on.
   __device__ inline void Multiply(int steps, PipelineState* at,
                                   float (&sums)[kProducts][4]);
 };
 
-// Keep the compiler from moving sums into the asynchronous products.
+// Clear() zeroes the sums before the first product, and Complete() follows the wait for
+// the last one. They keep the compiler from using the sums while wgmma is in flight.
 template <int kProducts>
 __device__ inline void Clear(float (&sums)[kProducts][4]) {
 #pragma unroll
@@ -155,9 +161,10 @@ __device__ inline Pack<S, 2> NarrowPair(float first, float second) {
   return pair;
 }
 
-// Stores the sums of a consumer warp's 16 rows with store(column, box), which a lane
-// calls for each 32 of `columns` columns to begin a TMA store. `boxes` is the
-// epilogue's memory, and `box` the warp's next box of the two.
+// Epilogue: stores a consumer warp's 16 rows of sums. For every 32 of `columns`
+// columns, the warp fills a box in shared memory, and one lane calls store(column, box)
+// to start its TMA store. `boxes` is the epilogue's memory; `box`, 0 or 1, selects the
+// box of the warp to fill next.
 template <typename S, int kProducts, typename Store>
 __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* boxes,
                           int* box, const Store& store) {
@@ -168,7 +175,7 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
     if (8 * first >= columns) break;
     char* const to = boxes + (2 * warp + *box) * kBoxBytes<S>;
     *box ^= 1;
-    if (lane == 0) WaitForBulkReads<1>();  // until the store before the last is done
+    if (lane == 0) WaitForBulkReads<1>();  // until TMA has read this box
     __syncwarp();
 #pragma unroll
     for (int n = first; n < first + 4; ++n) {
@@ -189,8 +196,8 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
   }
 }
 
-// Boxes of `rows` rows, each a swizzled line of `line` elements, in matrices of this
-// size.
+// Describes matrices of this size for TMA, in boxes of `rows` rows. Each row of a box
+// is a swizzled line of `line` elements.
 template <typename S>
 TmaTensor<3> Matrices(const std::array<uint64_t, 3>& size, uint32_t line,
                       uint32_t rows) {
@@ -203,8 +210,8 @@ TmaTensor<3> Matrices(const std::array<uint64_t, 3>& size, uint32_t line,
   return tensor;
 }
 
-// Calls launch(products) with the first number of products that has all columns, or
-// with the last.
+// Calls launch(products) with the first of kFirst, kMore... that covers all columns, at
+// 8 columns each, or else with the last.
 template <int kFirst, int... kMore, typename Launch>
 LaunchError WithProducts(int64_t columns, const Launch& launch) {
   if constexpr (sizeof...(kMore) > 0) {
@@ -213,6 +220,7 @@ LaunchError WithProducts(int64_t columns, const Launch& launch) {
   return launch(std::integral_constant<int, kFirst>());
 }
 
+// Launches a kernel that has `Stages` as its shared memory.
 template <auto kKernel, typename Stages, typename... Arguments>
 LaunchError LaunchProduct(const char* op, const GpuExec& exec, int blocks,
                           const Arguments&... arguments) {

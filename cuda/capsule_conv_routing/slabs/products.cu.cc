@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Chooses the kernels that make products of slabs.
+// Chooses the kernels that compute the products of slabs.
 #include "cuda/capsule_conv_routing/slabs/products.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The conditions of all kernels. TMA needs rows of channels and of columns whose bytes
-// are a multiple of 16.
+// Conditions common to all kernels. TMA needs rows of channels and of columns to have a
+// multiple of 16 bytes.
 template <typename T>
 bool Serves(const GpuExec& exec, const Problem& p) {
   constexpr int64_t kMost = 1 << 20, kUnit = 16 / sizeof(T);
@@ -28,11 +28,12 @@ bool Serves(const GpuExec& exec, const Problem& p) {
          });
 }
 
-// Measured (docs/notebook/slim_capsules.md): windows are no gain without taps across,
-// nor in images where they fill the narrowest tiles. In volumes, nor are gradients of
-// weights that need several copies of the transposed image. Convolutions of 16-bit
-// types make votes faster than rows in volumes, and than windows in images, unless the
-// layer is transposed.
+// Uses the kernels except where convolutions measured at least as fast
+// (docs/notebook/slim_capsules.md):
+// - rows: in volumes of 16-bit types, unless the layer is transposed
+// - windows: with one horizontal tap; with few columns; and in images of 16-bit types,
+//   unless the layer is transposed
+// - gradient of weights: in volumes of float that need several transposed copies
 template <typename T>
 OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {

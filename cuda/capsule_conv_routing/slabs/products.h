@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products of slabs with shared weights, in TF32 or of 16-bit types, with wgmma, as
-// NoProducts of capsule_conv_slabs_products.h describes them. Two kernels make votes:
-// "rows" reads the input itself, "windows" a padded copy.
+// wgmma kernels for the products of slabs with shared weights, in TF32 or 16-bit types.
+// NoProducts of capsule_conv_slabs_products.h describes their interface. Two kernels
+// compute votes: "rows" reads the input itself, "windows" a padded copy.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// T is float, Float16 or BFloat16.
+// Chooses and launches the kernels. T is float, Float16 or BFloat16.
 template <typename T>
 class OwnProducts {
  public:
@@ -51,14 +51,14 @@ class OwnProducts {
   bool rows_, windows_, by_image_, by_weights_;
 };
 
-// Whether these kernels serve all slabs of a problem, which meets the conditions of all
-// of them.
+// Whether each kernel can compute all slabs of a problem that meets the conditions
+// common to all kernels (products.cu.cc).
 bool ReadsRows(const Problem& p);
 bool ReadsWindows(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p, bool transposes);
 
-// The elements of the padded copy, and the floats of halos.
+// Workspace of a slab: elements of the padded copy, and floats of the halos.
 int64_t PaddedImage(const Problem& p, const Slab& slab);
 int64_t ImageHalos(const Problem& p, const Slab& slab);
 

@@ -1,8 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Products of rows of a slab's votes and of its image, tap by tap. A row of a tile is a
-// position: a pixel and a type.
+// A matrix product over rows of a slab: computes votes from the image, or the image's
+// gradient from the gradient of votes. A row of the product is a position, (pixel,
+// type). A vertical tap selects the row to read and, for votes, a horizontal tap shifts
+// its positions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,25 +20,28 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Kernel parameters.
+// Parameters of RowProductKernel, which reads rows of the image to compute tiles of the
+// votes, or the other way around.
 struct RowProduct {
   FrameAxis z;
   RowAxis y;
-  int height;         // the rows of an input frame
-  int positions;      // those of a row of the votes
-  int terms, chunks;  // the numbers of a position that is read, and stages of them
-  // For votes, an image row is read at positions shifted by taps.
+  int height;         // rows of an input frame
+  int positions;      // positions of a row of the votes
+  int terms, chunks;  // elements of a position that is read, and stages for them
+  // Positions of an image row. For votes, the first of x_taps horizontal taps reads it
+  // from position x_begin on, and each further tap x_step positions later.
   int read_positions, x_taps, x_step, x_begin;
-  // Weights are [y taps][x_taps][z taps][filter_rows][terms]. A row of the filter is a
-  // column of the product. A stage loads tile_columns of them for each of box_taps taps
-  // across.
+  // Weights are [y taps][x_taps][z taps][filter_rows][terms]. A filter row is a column
+  // of the product. A stage loads tile_columns filter rows for each of box_taps
+  // horizontal taps.
   int filter_rows, box_taps = 1;
-  // Tiles. One of the image may have tile_rows whole rows, y.stride apart, so that the
-  // rows of the votes that read these by a tap are neighbors.
+  // A tile has tile_positions positions of a row, which has `across` tiles. A tile of
+  // the image may instead have tile_rows whole rows, y.stride apart: the rows of the
+  // votes that read them by one tap are then adjacent.
   int tile_positions, across, tile_columns, column_tiles, tile_rows = 1;
 
-  // Tiles have 256 rows of the filter at most. Who loads several taps sets box_taps and
-  // column_tiles.
+  // Chooses column_tiles so that a tile has at most 256 filter rows. To load several
+  // horizontal taps per stage, set box_taps and column_tiles afterwards.
   RowProduct(const Problem& p, const Slab& slab, int64_t terms, int64_t chunk,
              int64_t filter_rows, int64_t tile_positions = kTileRows)
       : z(p, slab),
@@ -55,7 +60,7 @@ struct RowProduct {
         tile_columns(0),
         column_tiles(static_cast<int>(CeilDivide(filter_rows, 256))) {}
 
-  // Tiles are of the votes, or of the image that they read.
+  // Counts for tiles of the votes or, without `votes`, of the image that they read.
   __host__ __device__ int frames(bool votes) const { return votes ? z.count : z.read; }
   __host__ __device__ int row_tiles(bool votes) const {
     if (votes) return y.count;
@@ -65,18 +70,18 @@ struct RowProduct {
   __host__ __device__ int tiles(bool votes) const {
     return frames(votes) * row_tiles(votes) * across * column_tiles;
   }
-  // An even share of the columns for each tile.
+  // Columns per tile if all tiles have equal shares.
   int64_t wide() const { return CeilDivide(filter_rows, column_tiles); }
-  // The positions of a row of a box.
+  // Positions per row of a box.
   __host__ __device__ int box_positions() const {
     return tile_rows == 1 ? kTileRows : positions;
   }
-  // The lines of both boxes of a stage.
+  // Lines of a stage's two boxes.
   __host__ __device__ int box_lines() const {
     return tile_rows * box_positions() + box_taps * tile_columns;
   }
-  // The rows of the votes, or of the image, with `count` positions of `numbers`
-  // numbers.
+  // Describes the rows of the votes, or of the image, for TMA. A row has `count`
+  // positions of `numbers` elements.
   TmaTensor<4> Rows(bool votes, uint64_t numbers, uint64_t count) const {
     const uint64_t row = count * numbers, rows = votes ? y.count : y.read;
     TmaTensor<4> tensor;
@@ -88,8 +93,8 @@ struct RowProduct {
   }
 };
 
-// Rows in the middle, which most taps reach, are first. Of several rows, `row` is the
-// first one.
+// A tile's coordinates; `row` is its first row. Tiles in the middle rows, which most
+// taps reach, come first.
 struct RowTile {
   int frame, row, across, column_tile;
 
@@ -107,8 +112,8 @@ struct RowTile {
   }
 };
 
-// Calls visit(tile) for the tiles of this block. Blocks that begin with the largest
-// tiles end with the smallest.
+// Calls visit(tile) for the tiles of this block. The order of blocks alternates, so
+// that blocks that begin with the largest tiles end with the smallest.
 template <bool kVotes, typename Visit>
 __device__ void ForRowTiles(const RowProduct& w, const Visit& visit) {
   const int blocks = gridDim.x, block = blockIdx.x, tiles = w.tiles(kVotes);
@@ -125,7 +130,7 @@ struct StoreTile {
   static constexpr int kBytes = kStoreBytes<S>;
   CUtensorMap to;
   int columns;
-  bool adds;  // to an image, instead of storing votes
+  bool adds;  // adds to an image instead of storing votes
 
   template <int kProducts>
   __device__ void operator()(const RowProduct& w, const RowTile& tile,
@@ -143,7 +148,8 @@ struct StoreTile {
   }
 };
 
-// Makes this epilogue for votes, or for an image whose position n is that of the votes.
+// Sets up StoreTile for votes or, if it adds, for an image in which position n is read
+// by votes at position n.
 template <typename S>
 LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds, S* to,
                           StoreTile<S>* store) {
@@ -157,15 +163,16 @@ LaunchError MakeStoreTile(const char* op, const RowProduct& w, bool adds, S* to,
   return MakeTensorMap(op, to, tensor, &store->to);
 }
 
-// With kVotes, makes votes of an image:
+// With kVotes, computes votes of an image:
 //   votes[position, column] = sum over taps and channels of
 //       image[position + tap, channel] * weights[tap, column, channel]
-// Otherwise makes, for each image row, what taps across bring to it:
-//   grads[position, (tap across, channel)] = sum over other taps and columns of
-//       votes_grad[position of the row that reads by this tap, column] *
-//           weights[other tap, (tap across, channel), column]
-// epilogue(w, tile, sums, memory, &box) takes the sums of a tile, with shared memory
-// and a number to keep between tiles, 0 at first.
+// Otherwise computes what each horizontal tap contributes to an image row:
+//   grads[position, (x tap, channel)] = sum over (z, y) taps and columns of
+//       votes_grad[position, column] * weights[(z, y) tap, (x tap, channel), column]
+// with votes_grad from the row that reads the image row by the (z, y) tap.
+//
+// epilogue(w, tile, sums, memory, &box) stores a tile's sums. `memory` is its shared
+// memory, and `box` a number, at first 0, that it keeps from tile to tile.
 template <int kTerms, int kProducts, bool kVotes, typename Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     RowProductKernel(const __grid_constant__ CUtensorMap positions,
@@ -181,7 +188,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
       PipelineState at;
-      at.parity = 1;  // empty stages count as released
+      at.parity = 1;  // Empty stages count as released.
       const int bytes = w.box_lines() * Ring::kLine;
       ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
         ForTaps<kVotes>(
@@ -212,7 +219,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     ForRowTiles<kVotes>(w, [&](const RowTile& tile) {
       const int steps = CountTaps<kVotes>(w.z, w.y, tile.frame, tile.row, w.tile_rows) *
                         (kVotes ? w.chunks * w.x_taps : w.chunks);
-      if (!kVotes && steps == 0 && w.across == 1) return;  // no halo to be set to zero
+      if (!kVotes && steps == 0 && w.across == 1) return;  // no halo to clear
       float sums[kProducts][4];
       stages.Multiply(steps, &at, sums);
       epilogue(w, tile, sums, stages.epilogue, &box);
@@ -224,7 +231,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #endif
 }
 
-// Launches it with tiles of `columns` rows of the filter.
+// Launches RowProductKernel with tiles of `columns` filter rows.
 template <int kTerms, int kProducts, bool kVotes, typename S, typename Epilogue>
 LaunchError LaunchRowProduct(const GpuExec& exec, const char* op, RowProduct w,
                              int columns, const S* positions, const S* weights,

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of routing a tile of pixels. Threads of a group own the same numbers of
-// their parent in every step, so that only shares and their gradients cross groups.
+// The steps of routing for a tile of pixels, with results in the block's memory. A lane
+// handles the same numbers of its parent in every step, so that groups of lanes
+// exchange only shares and their gradients.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
 
@@ -35,8 +36,8 @@ __device__ A GroupMax(A x, int lanes) {
   return x;
 }
 
-// The tile that a block works on. S is the type of votes, of which a lane loads kPack
-// at a time; kShared is Tiling::shared.
+// The tile that a block works on. S is the type of votes; a lane loads kPack votes at a
+// time. kShared is Tiling::shared.
 template <typename S, int kPack, bool kShared>
 class Tile {
  public:
@@ -52,13 +53,14 @@ class Tile {
         state_(state),
         places_(places) {}
 
-  // Moves on to the pixels from `first` on. `votes` are those of the slab.
+  // Moves on to the pixels from `first` on: finds their places in the output and, with
+  // kShared, copies their votes to shared memory. `votes` is the whole slab's array.
   __device__ void Move(int64_t first, const Places& places, const S* votes) {
     const int64_t left = places.pixels - first;
     valid = left < z.pixels ? static_cast<int>(left) : z.pixels;
     const Index size = z.types * columns;
     votes_ = votes + first * size;
-    __syncthreads();  // until no thread needs the tile before
+    __syncthreads();  // until no thread needs the previous tile
     if (static_cast<int>(threadIdx.x) < valid) {
       places_[threadIdx.x] = places.At(first + threadIdx.x);
     }
@@ -73,19 +75,21 @@ class Tile {
     __syncthreads();
   }
 
-  // Calls visit(pixel, parent) in the lanes of each group, for all parents of all
-  // pixels of the tile. The calls of a warp's groups coincide.
+  // Calls visit(pixel, parent) for all parents of all pixels of the tile, each in one
+  // group of lanes. All lanes of a warp make the same number of calls, so that visit()
+  // may exchange values across the warp.
   template <typename Visit>
   __device__ void ForParents(const Visit& visit) {
     ForUnits(z.pixels, z.parents, z.lanes, visit);
   }
-  // Calls visit(pixel, type) for all rows of logits likewise.
+  // Calls visit(pixel, type) for all rows of logits in the same way.
   template <typename Visit>
   __device__ void ForRows(const Visit& visit) {
     ForUnits(z.pixels, z.types, z.row_lanes, visit);
   }
 
-  // Calls visit(d) for the first of each kPack numbers of a parent that a lane owns.
+  // Calls visit(d) for each pack of a parent's numbers that this lane owns; d is the
+  // first of its kPack numbers.
   template <typename Visit>
   __device__ void ForNumbers(const Visit& visit) const {
     for (int d = lane * kPack; d < z.dim; d += z.lanes * kPack) visit(d);
@@ -110,7 +114,8 @@ class Tile {
     }
   }
 
-  // Adds the sum over types of coefficient * vote.
+  // Adds the sum over types of coefficient * vote to `sum`, for the kPack numbers of a
+  // parent from d on.
   __device__ void AddVotes(int pixel, int parent, int d, const A* coefficients,
                            Numbers* sum) const {
 #pragma unroll 4
@@ -122,9 +127,9 @@ class Tile {
     }
   }
 
-  // Calls store(type, <vote, vector>) in all lanes of a group, for all types.
-  // `vectors` [parents][dim] must be what the lanes themselves have stored. `store` may
-  // replace what other lanes of the group have read before the call.
+  // Calls store(type, <vote, vector>) for all types, in all lanes of the group. Each
+  // lane must have stored its own numbers of `vectors` [parents][dim] itself. store()
+  // may overwrite what lanes of the group read before Dots() was called.
   template <typename Store>
   __device__ void Dots(int pixel, int parent, const A* vectors,
                        const Store& store) const {
@@ -151,7 +156,7 @@ class Tile {
     }
   }
 
-  // Replaces logits, which are at `shares` in the arrays of each pixel, by softmax.
+  // Replaces logits, at offset `shares` of each pixel's memory, by their softmax.
   __device__ void SoftmaxRows(int64_t shares) {
     __syncthreads();
     ForRows([&](int pixel, int type) {
@@ -180,7 +185,7 @@ class Tile {
     for (int j = lane; j < z.parents; j += z.row_lanes) row[j] *= scale;
   }
 
-  // Sets the first shares of all pixels.
+  // Sets the shares of the first iteration, which all pixels have in common.
   __device__ void SetFirstShares(const S* logits) {
     A* const shares = FirstShares();
     for (Index n = threadIdx.x; n < pairs; n += blockDim.x) {
@@ -192,7 +197,8 @@ class Tile {
     __syncthreads();
   }
 
-  // Stores sums of votes with these shares, and returns the factors of their squash.
+  // Stores bias + sum over types of share * vote, and returns the factors of its
+  // squash.
   __device__ capsule_routing::Squash<A> Sum(int pixel, int parent, const S* bias,
                                             const A* shares, A* sums) const {
     A q = 0;
@@ -249,13 +255,15 @@ class Tile {
 
   const Tiling& z;
   const Index columns, pairs;
-  int lane = 0;   // in the group that a visit is for
+  int lane = 0;   // within the group that visit() is called for
   int valid = 0;  // pixels of the tile that exist
 
  private:
-  // A lane past all numbers and parents, which takes part in sums of its warp alone.
+  // The lane number in a group without work. It is past all numbers and parents, so
+  // that the lane only takes part in exchanges across its warp.
   static constexpr int kAbsent = kMostSize;
 
+  // Calls visit(pixel, n) for `count` numbers n of each pixel, each in `lanes` lanes.
   template <typename Visit>
   __device__ void ForUnits(int pixels, int count, int lanes, const Visit& visit) {
     const int units = pixels * count, groups = blockDim.x / lanes;

@@ -14,11 +14,12 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Transposes the rows that a slab reads, [frames][height][pixels][types][4 quads], to
-// [4 quads][frames][rows][remainder][copy][position]. A block has kPositions positions
-// of a row, which begins and ends with `lead` turns of zeros.
+// A block transposes kPositions positions of a row, kDims channels at a time.
 constexpr int kPositions = 128, kTransposeThreads = 256, kDims = 32;
 
+// Transposes the rows that a slab reads, [frame][row][pixel][type][dim], to
+// [dim][frame][row][remainder][copy][position]. Each row is padded with `lead` turns of
+// zeros on both sides; a turn is x_stride pixels, one of each remainder.
 template <int kCopies>
 __global__ void __launch_bounds__(kTransposeThreads)
     TransposeImageKernel(const WeightSums w, int height, int quad_bits,

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Votes of a slab straight from the input, as rows of its image times weights. A tap is
-// a shift of the positions that a tensor map reads.
+// Computes the votes of a slab straight from the input, with RowProductKernel. A
+// horizontal tap is a shift of the positions that TMA reads.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/products.h"

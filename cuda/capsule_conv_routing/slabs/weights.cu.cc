@@ -36,16 +36,17 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
       lead(copies == 1 ? 0 : copies),
       width(p.in_width),
       pitch(RoundUp(line(), 4)) {
-  box = std::gcd(32, dim);  // 4 at least
+  box = std::gcd(32, dim);  // at least 4
   tap_boxes = dim / box;
   boxes = y.taps * x_taps * z.image.taps * tap_boxes;
   const int all = boxes * box;
-  // A tile of fewer columns takes half the time of one of 256 at best.
+  // Each lane of the producer warp loads one box at most, so a tile has at most 32.
   products = all <= 128 || box == 4 ? 16 : 32;
-  tile_boxes = std::min(boxes, products * 8 / box);  // a lane's at most
+  tile_boxes = std::min(boxes, products * 8 / box);
   row_tiles = static_cast<int>(CeilDivide(boxes, tile_boxes));
   halved = columns <= kTileRows / 2;
   column_tiles = static_cast<int>(CeilDivide(columns, kTileRows));
+  // The time of a last tile with fewer columns, relative to one with 256.
   const int last_columns = (boxes - (row_tiles - 1) * tile_boxes) * box;
   const double last = std::max(0.45, last_columns <= 64    ? 0.45
                                      : last_columns <= 128 ? 0.65
@@ -74,6 +75,8 @@ struct SumsPlace {
   }
 };
 
+// Computes a tile of the gradient for the block's share of a slab's steps, and adds it
+// to the block's partial sums, or sets them if `first`.
 template <typename S, int kProducts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     SumWeightsKernel(const __grid_constant__ CUtensorMap grads,
@@ -90,7 +93,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   if (warp >= kConsumerWarps) {
     SetMaxRegisters<kFew, false>();
     if (warp == kConsumerWarps) {
-      // Lane n loads box n of the image, and the first lanes boxes of gradients.
+      // Lane n loads box n of the image. The first lanes also load boxes of gradients.
       const int lane = threadIdx.x % 32;
       const int number = place.row_tile * w.tile_boxes + lane;
       Digits<int> digits(number);
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       int from = w.z.Read(frame, z_tap);
       const int column_boxes = (w.halved ? 64 : 128) / kColumnBox;
       PipelineState at;
-      at.parity = 1;  // empty stages count as released
+      at.parity = 1;  // Empty stages count as released.
       for (int step = place.begin; step < place.end; ++step, at.Next(Ring::kCount)) {
         char* const stage = stages.memory[at.at];
         if (lane == 0) {
@@ -159,9 +162,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 #endif
 }
 
-// Adds the parts of each tile, and stores them where the phase has its weights. A block
-// has a product of one of the consumers' warps, and each of its warps a share of the
-// parts.
+// Adds up the partial sums of each tile, and stores them at the taps of the phase. A
+// block handles the 8 columns of one product of one consumer warp, and each of its
+// warps adds a share of the parts.
 template <typename S, int kShares>
 __global__ void __launch_bounds__(32 * kShares)
     FinishWeightsKernel(const WeightSums w, const Relay relay, const float4* parts,
@@ -238,7 +241,7 @@ bool SumsWeights(const Problem& p, bool transposes) {
   });
 }
 
-// The boxes of a tap in the transposed copy, and in the image itself.
+// Describe the boxes of a tap for TMA, in the transposed copy and in the image itself.
 TmaTensor<5> TransposedBoxes(const WeightSums& w) {
   const uint64_t remainders = w.x_stride * w.copies, pitch = w.pitch;
   const uint64_t rows = w.y.read, frames = std::max(w.z.read, 1), dim = w.dim;
@@ -305,7 +308,7 @@ LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
         32 * shares.value, 0, exec, w, Relay(p, slab.phase),
         reinterpret_cast<const float4*>(parts), grad_weights);
   };
-  // Few parts of many small tiles take longer to share than to add.
+  // With few parts, sharing them among warps takes longer than adding them.
   if (std::max(w.splits, w.last_splits) < 32) {
     return launch(std::integral_constant<int, 1>());
   }

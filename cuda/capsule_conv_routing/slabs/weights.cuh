@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The consumers of SumWeightsKernel multiply stages of positions and keep partial sums
-// of weights. A stage has boxes of the votes' gradients and of the image.
+// The consumers of SumWeightsKernel. They multiply the gradient of votes and the image,
+// one stage of positions after another, and keep partial sums.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,10 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Returns the first of the two columns of the votes whose sums a lane holds; 4 lanes
-// share them. The second is the next column for floats, in an order that avoids bank
-// conflicts, and 8 columns further for 16-bit types.
+// Returns the first of the two columns of the votes that a lane has sums of, as do the
+// other lanes of its quad. For float, the second is the next column, and columns are
+// permuted so that LoadColumns() has no bank conflicts. For 16-bit types it is 8
+// columns further.
 template <typename S>
 __device__ int LaneColumn(int warp, int lane) {
   if (!std::is_same_v<S, float>) return warp * 16 + lane / 4;
@@ -23,8 +24,8 @@ __device__ int LaneColumn(int warp, int lane) {
   return warp / 2 * 32 + quad * 4 + g / 2 % 2 * 2;
 }
 
-// Loads the A fragments of a step's 4 products from [32 columns][position][column],
-// swizzled.
+// Loads the A fragments of a stage's 4 products. The stage is swizzled and ordered
+// [column / 32][position][column % 32].
 __device__ inline void LoadColumns(const char* stage, int column,
                                    uint32_t (&rows)[4][4]) {
   const int t = threadIdx.x % 4;
@@ -46,7 +47,7 @@ __device__ inline void LoadColumns(const char* stage, int column,
 template <typename S, int kProducts>
 using SumStages = Stages<S, kWideTerms<S>, kProducts>;
 
-// Begins the products of a stage. For 16-bit types, each position of an image box has a
+// Issues the products of a stage. For 16-bit types, each position of an image box has a
 // line of `line` bytes.
 template <typename S, int kCount>
 __device__ void AddStage(const char* votes, const char* image, int warp, int line,
@@ -76,8 +77,9 @@ __device__ void AddStage(const char* votes, const char* image, int warp, int lin
   WgmmaCommit();
 }
 
-// A consumer's main loop over tiles of 8 kCount columns, and its partial sums. If tiles
-// have 64 columns of the votes, the two consumers take turns.
+// A consumer's main loop over `steps` stages, for a tile of 8 kCount columns. Adds the
+// results to its partial sums at `part`, or stores them if `first`. If `halved`, the
+// two consumers take turns.
 template <int kCount, typename S, int kProducts>
 __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
                          int steps, bool first, float4* part) {

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Votes of a slab from a padded copy of its image, [frame][row][type][pixel][dim]. The
-// taps across of a pixel are neighbors in it: a tensor map of overlapping windows reads
-// them as one row of the product.
+// Computes the votes of a slab from a padded copy of its image,
+// [frame][row][type][pixel][dim]. There the pixels that the horizontal taps of a window
+// read are adjacent, so that a tensor map of overlapping windows reads them as one row
+// of the product.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -17,17 +18,17 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The pixels of a padded row: those of all windows.
+// Pixels per padded row: as many as all windows span.
 inline int64_t PaddedWidth(const AxisPhase& x) {
   return (x.out.count - 1) * x.stride + x.taps;
 }
 
-// Kernel parameters.
+// Parameters of WindowVotesKernel.
 struct Windows {
   FrameAxis z;
   RowAxis y;
-  int width, types, columns;              // the votes
-  int padded, pixel_dim, window, chunks;  // the copy
+  int width, types, columns;              // sizes of the votes
+  int padded, pixel_dim, window, chunks;  // sizes of the copy
   // A tile has 2^x_bits pixels of each of 2^(7 - x_bits) types.
   int x_bits, x_tiles, type_tiles, column_tiles;
 
@@ -38,6 +39,7 @@ struct Windows {
   }
 };
 
+// The first column, pixel, type, row and frame of a tile; `column` counts column tiles.
 struct WindowTile {
   int frame, row, x, type, column;
 
@@ -51,7 +53,8 @@ struct WindowTile {
   }
 };
 
-// `votes` has the dimensions column, pixel, type and row of all frames.
+// Computes the votes of the block's tiles. The dimensions of the tensor map `votes` are
+// column, pixel, type, and row over all frames.
 template <typename S, int kProducts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     WindowVotesKernel(const __grid_constant__ CUtensorMap image,
@@ -67,7 +70,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
       PipelineState at;
-      at.parity = 1;  // empty stages count as released
+      at.parity = 1;  // Empty stages count as released.
       for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x) {
         const WindowTile tile(w, n);
         ForTaps<true>(
@@ -121,7 +124,7 @@ Windows::Windows(const Problem& p, const Slab& slab)
       window(static_cast<int>(slab.phase.x.taps * p.in_dim)),
       chunks(static_cast<int>(CeilDivide(window, kFewTerms))),
       column_tiles(static_cast<int>(CeilDivide(columns, 256))) {
-  // The fewest tiles.
+  // Chooses the shape with the fewest tiles.
   int64_t fewest = INT64_MAX;
   for (int bits = 7; bits >= 0; --bits) {
     const int64_t across = CeilDivide(width, 1 << bits);
@@ -170,7 +173,7 @@ LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& 
   image.every = {1, 1, 1, 1, 1};
   CUtensorMap left;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, padded, image, &left));
-  // A box has 32 columns of a warp's 16 rows.
+  // A box has 32 columns of the 16 rows of a warp.
   const uint64_t columns = w.columns, lines = uint64_t{1} * w.z.count * w.y.count;
   const int x_bits = std::min(w.x_bits, 4);
   TmaTensor<4> stored;
