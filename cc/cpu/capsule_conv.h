@@ -64,7 +64,7 @@ struct Directions {
 template <typename T>
 struct CpuKernels {
   Directions<T> columns;         // poses of one row with enough columns
-  ImageKernels<T> spread_input;  // input gradient, if all taps' columns are enough
+  ImageKernels<T> spread_input;  // input gradient with enough columns over all taps
   Directions<T> planes;          // all poses
   // Adds the bias to each of `pixels` pixels of `pixel` elements, then applies ReLU.
   void (*bias_relu)(int64_t pixels, int64_t pixel, const T* bias, T* image);

@@ -16,7 +16,7 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 constexpr int64_t kTasks = 32;  // number of tasks to aim for, if each has enough work
-constexpr int64_t kTaskWork = 1 << 18;  // fewest multiply-adds per task
+constexpr int64_t kTaskWork = 1 << 18;  // least work of a task, in multiply-adds
 
 // Returns where part `index` begins when `count` is divided into `parts` even parts.
 inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Pixels of convolutions over poses of one row: those that each tap connects, and the
-// division of images into blocks.
+// Convolutions over poses of one row: the pixels that each tap connects, and the
+// division of images into blocks of pixels.
 #pragma once
 
 #include <cstdint>
@@ -108,8 +108,8 @@ Range InsideOf(const AxisProblem& p) {
           Min(CeilDivide(Max(p.in + p.pad - reach, 0), p.stride), p.out)};
 }
 
-// Calls visit(part, is_inside) for the pixels of a block that lie in both ranges, and
-// for the other pixels, in up to four rectangles.
+// Splits a block into the rectangle that is inside both ranges and up to four others,
+// and calls visit(part, is_inside) for each.
 template <typename Visit>
 void ForParts(const Block& block, const Range& y, const Range& x, const Visit& visit) {
   const int64_t y_begin = Max(block.y_begin, y.begin), y_end = Min(block.y_end, y.end);

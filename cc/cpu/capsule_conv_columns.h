@@ -19,17 +19,19 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 constexpr int64_t kMostTaps = 128;           // most taps per partial sum
 constexpr int64_t kMostPanels = 8;           // most panels per task
 constexpr int64_t kPanelsBytes = 640 << 10;  // a task's panels in the L2 cache
-constexpr int64_t kBlockPixels = 256;    // pixels that share weights outside that cache
-constexpr int64_t kBlockPanels = 4;      // most panels that share these pixels
-constexpr int64_t kMinBlockPixels = 64;  // fewest such pixels, if there are few tasks
-constexpr int64_t kBlockTiles = 32;      // most tiles of such pixels
-constexpr int64_t kMinNumbers = 16;      // numbers of a pixel, for tiles by pixel
-// Samples of such a tile; more would compete for cache sets.
+// If the panels do not fit there, they stream through the cache once per block of
+// pixels.
+constexpr int64_t kBlockPixels = 256;    // most pixels per block
+constexpr int64_t kBlockPanels = 4;      // most panels per task
+constexpr int64_t kMinBlockPixels = 64;  // fewest pixels per task
+constexpr int64_t kBlockTiles = 32;      // most tiles per block
+constexpr int64_t kMinNumbers = 16;      // fewest numbers of a pixel for `by_pixel`
+// Most samples of a tile if `by_pixel`; more would compete for cache sets.
 constexpr int64_t kMostSamples = kTileRows < 8 ? kTileRows : 8;
 
-// The fewest terms of a partial sum over one tap, and over several. Plain TensorFlow
-// sums each tap of the gradient separately, which is exact if taps have few terms, so
-// sums are shorter there.
+// The fewest terms of a partial sum over one tap, and over several. They are fewer for
+// the gradient: plain TensorFlow sums each of its taps separately, and is very accurate
+// if taps have few terms.
 struct SumTerms {
   int64_t of_tap, of_taps;
 };
@@ -58,7 +60,7 @@ struct ColumnsPlan {
     zeros = number_parts > 1 ? from.numbers : from.numbers * p.kernel_width;
     part_numbers = Max(CeilDivide(from.numbers, number_parts), 1);
     part_taps = Min(Max(tap_terms / part_numbers, 1), kMostTaps);
-    // Prefer whole rows of taps, if that makes no more partial sums.
+    // Prefer whole rows of taps, if there are then no more partial sums.
     const int64_t row_taps = part_taps - part_taps % Max(p.kernel_width, 1);
     if (row_taps > 0 && CeilDivide(taps, row_taps) == CeilDivide(taps, part_taps)) {
       part_taps = row_taps;
@@ -70,8 +72,9 @@ struct ColumnsPlan {
     const int64_t pixels = p.batch * CeilDivide(to.height, Max(y_phases, 1)) *
                            CeilDivide(to.width, Max(x_phases, 1));
     streams = 2 * panel_bytes > kPanelsBytes && panels > 1;
-    // Then all pixels of a tile have the same taps inside the image, but consecutive
-    // tiles need pointers of their own, which takes a long time if taps have few terms.
+    // If by_pixel, the rows of a tile have the same taps inside the image. But each
+    // tile then needs its own pointers, which are expensive to find if taps have few
+    // terms.
     by_pixel = p.batch > 1 && from.numbers >= kMinNumbers;
     samples = p.batch;
     if (by_pixel) samples = CeilDivide(p.batch, CeilDivide(p.batch, kMostSamples));
@@ -108,7 +111,7 @@ struct ColumnsPlan {
   int64_t vectors(int64_t panel) const {
     return Min(CeilDivide(to.numbers - panel * kPanel, kLanes<A>), 2);
   }
-  // The panels are followed by zeros that stand for pixels outside the image, and by a
+  // The panels are followed by zeros, which replace pixels outside the image, and by a
   // flag for each panel and tap that is not zero if a weight is not finite.
   int64_t packed() const { return flags(panels); }
   int64_t flags(int64_t index) const { return panel(panels) + zeros + index * taps; }
@@ -132,7 +135,7 @@ struct ColumnsPlan {
   int64_t zeros;                    // most numbers that a run reads
   bool fits;        // whether the number of partial sums is at most their length
   bool streams;     // whether the weights of a task come from outside the L2 cache
-  bool by_pixel;    // whether tiles have a pixel of several samples
+  bool by_pixel;    // whether a tile takes each pixel of several samples together
   int64_t samples;  // most samples of a tile
   int64_t rows;     // most pixels of a tile
   int64_t groups, group = 0;  // groups of panels, and panels per group
@@ -317,7 +320,7 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
   const int64_t count = Max(y_axis.taps * x_axis.taps, 1);
   Tile<T> tiles[kBlockTiles];
   for (int64_t first = begin; first < end;) {
-    // A block of one tile, or if weights stream through the cache, of several.
+    // A block has one tile or, if weights stream through the cache, several.
     const int64_t most = plan.streams ? Min(kBlockPixels, end - first) : 1;
     int64_t tile_count = 0, block = 0;
     while (block < most && tile_count < kBlockTiles) {

@@ -18,8 +18,8 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // ring buffer, in the L2 cache
 constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of one piece of a row
-constexpr int64_t kOutsideDivisor = 12;    // skip zeros if they fill 1 lane in 12
-constexpr int64_t kMinTasks = 16;          // fewest tasks with interleaved samples
+constexpr int64_t kOutsideDivisor = 12;    // skip zeros if over 1 lane in 12 is zero
+constexpr int64_t kMinTasks = 16;          // fewest tasks if samples fill vectors
 constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at least
 constexpr int64_t kFewTerms = 32;  // as kTerms, for gradients with few terms per tap
 constexpr int64_t kTapTerms = 64;  // a tap with fewer terms than this has few
@@ -202,16 +202,16 @@ void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
 }
 
 // Computes the sums of all columns for a range of lanes, as [column][lane]. With
-// by_window, runs that read the image in the same lanes follow each other, and multiply
-// only these lanes, rounded up to whole vectors.
+// by_window, runs that read inside the image in the same lanes follow each other, and
+// only these lanes, rounded up to whole vectors, are multiplied.
 template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, bool by_window, const Run* runs,
               int64_t count, const LaneRange& lanes, A* sums) {
   // A sum of many terms is divided into partial sums. Rounding errors grow with the
   // terms of a partial sum and with the number of partial sums, so both are kept near
-  // the square root of all terms. Plain TensorFlow sums each tap of the gradient by
-  // itself, which is exact if taps have few terms.
+  // the square root of all terms. Gradients with few terms per tap have shorter partial
+  // sums: plain TensorFlow sums each tap separately, and is then very accurate.
   const bool few = kGradient && plan.planes < kTapTerms;
   int64_t part_terms = few ? Max(kFewTerms, plan.planes) : kTerms;
   while (part_terms * part_terms < count * plan.planes) part_terms *= 2;

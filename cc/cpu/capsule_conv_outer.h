@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Weight gradient, if the columns of grad fill the lanes: a sum over pixels and pose
-// rows of outer products of the elements that a tap reads with those of grad. A task
-// computes some rows and columns of the result for one chunk of the pixels. The sums of
-// all chunks are added last, in a fixed order.
+// Weight gradient, if the columns of grad fill the lanes: a sum, over pixels and pose
+// rows, of outer products of the input elements that a tap reads with elements of grad.
+// A task computes some rows and columns of the result for one chunk of the pixels. The
+// sums of all chunks are added last, in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -104,7 +104,7 @@ struct Read {
 // The scratch of a task.
 template <typename A>
 struct OuterScratch {
-  A* grad;          // [two vectors][pixel of a block][pose row][lane]
+  A* grad;          // [pair of vectors][pixel of a block][pose row][lane]
   const A** left;   // left factors, one per pair of pixels and pose row
   const A** right;  // right factors, in the first panel of `grad`
   A* patch;         // copy of the elements that a block reads
@@ -248,7 +248,7 @@ int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64
 
 // Adds the outer products of `count` pairs to `rows` rows of the result, from row `row`
 // of a tap on, or sets the rows to them, for each `step`-th tap from first_tap on. The
-// pairs are those of first_tap.
+// pairs belong to first_tap; for other taps the left factors are offset.
 template <typename A>
 void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64_t step,
              int64_t count, int64_t row, int64_t rows, int64_t vectors,

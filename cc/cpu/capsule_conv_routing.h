@@ -3,7 +3,7 @@
 
 // CPU kernels of convolution with routing, compiled once per instruction set. A call
 // runs one task on one thread, as in cc/cpu/capsule_prediction.h. Votes are routed with
-// one pixel per lane, so no step needs another lane.
+// one pixel per lane, so that lanes never exchange data.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ struct Range {
   int64_t begin, end;
 };
 
-// Whether `route` and `route_backward` make the votes themselves: those of windows of
-// one pixel, whose weights fit into the cache of level 2. Sums have as many terms as
-// those of a convolution. Static for the same reason as the functions of round.h.
+// Whether `route` and `route_backward` compute the votes themselves. They do for
+// windows of one pixel, if the weights fit in the L2 cache and a sum over in_dim is no
+// longer than a partial sum of a convolution. Static for the reason that round.h gives.
 template <typename T>
 static inline bool MakesVotes(const Problem& p) {
   constexpr int64_t kMostTerms = 256, kMostBytes = 256 << 10;
@@ -43,28 +43,30 @@ struct CpuKernels {
 
   // Returns the bytes of scratch for `route` or, with `gradient`, `route_backward`.
   int64_t (*scratch)(const Problem& p, bool gradient);
-  // Routes pixels of `votes`, [types][parents][out_dim] each, to their places. Where
-  // MakesVotes, they are made of the slab's `image` and the weights.
+  // Routes the votes of a range of pixels, [types][parents][out_dim] each, and stores
+  // the results at the pixels' places in `output`. If MakesVotes, computes the votes
+  // from the slab's `image` and the weights.
   void (*route)(const Problem& p, const Places& places, Range pixels, const T* image,
                 const T* weights, const T* votes, const T* bias, const T* logits,
                 T* output, void* scratch);
-  // Replaces the votes of pixels by their gradients, and adds those of bias and logits
-  // to `part`.
+  // Replaces the votes of a range of pixels by their gradients, and adds the gradients
+  // of bias and logits to `part`.
   void (*route_backward)(const Problem& p, const Places& places, Range pixels,
                          const T* image, const T* weights, const T* grad, const T* bias,
                          const T* logits, T* votes, A* part, void* scratch);
-  // Writes the sums of `count` parts.
+  // Adds up `count` parts.
   void (*add_parts)(const Problem& p, int64_t count, const A* parts, T* grad_bias,
                     T* grad_logits);
 
-  // Copies the weights of one matrix, or adds their copy to `sums`.
+  // Copies one matrix of the weights, or adds the gradient of its copy to `sums`.
   void (*relay)(const Relay& relay, int64_t matrix, const T* weights, T* copy);
   void (*add_relaid)(const Relay& relay, int64_t matrix, const T* copy, A* sums);
   void (*narrow)(int64_t count, const A* sums, T* to);
 
-  // Copies the channels of row `row` of all rows of the copy. Adds the copy's gradients
-  // to row `row` of the rows of the input that the patch reads.
+  // Copies all channels of row `row`, counting the rows of all frames of the copy.
   void (*copy)(const Patch& patch, int64_t row, const T* input, T* copy);
+  // Adds the gradient of the copy to row `row`, counting the rows of all input frames
+  // that the patch reads.
   void (*add_copy)(const Patch& patch, int64_t row, const T* copy, T* grad_input);
 };
 

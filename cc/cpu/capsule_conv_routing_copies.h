@@ -61,8 +61,7 @@ void CopyRow(const Patch& patch, int64_t row, const T* input, T* copy) {
   }
 }
 
-// Implements CpuKernels::add_copy. Rows are those of the frames from begin_frame() to
-// end_frame().
+// Implements CpuKernels::add_copy for the frames from begin_frame() to end_frame().
 template <typename T>
 void AddRow(const Patch& patch, int64_t row, const T* copy, T* grad_input) {
   const int64_t frame = patch.begin_frame() + row / patch.rows;

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routes the votes of pixels, one per lane. Arrays of vectors hold one number for each
-// vote, [types][parents][out_dim], for each pair, [types][parents], or for each
-// parent's number, [parents][out_dim].
+// Routes votes with one pixel per lane. The arrays of vectors are laid out as
+//   [types][parents][out_dim]  votes and their gradients
+//   [types][parents]           shares and other numbers of a pair of type and parent
+//   [parents][out_dim]         sums and other numbers of a parent
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ using capsule_routing::CAPSOPS_ISA::SoftmaxGrad;
 using capsule_routing::CAPSOPS_ISA::Squash;
 using capsule_routing::CAPSOPS_ISA::SquashGrad;
 
-// The arrays of a task. Routing forward keeps `sums`, `totals` and `shares` of one
-// iteration, and the gradient those of all.
+// The arrays of a task. Forward routing keeps `sums`, `totals` and `shares` of a single
+// iteration, the gradient of all iterations.
 template <typename T>
 class Pixels {
   using A = Accumulator<T>;
@@ -52,8 +53,8 @@ class Pixels {
   }
   int64_t size() const { return size_; }
 
-  // Sets the votes of pixels from number `first` on: makes them of the image, or loads
-  // those that a convolution made, [pixels][types][parents][out_dim].
+  // Sets the votes of `pixels` pixels from number `first` on: computes them from the
+  // image, or loads a convolution's result, [pixels][types][parents][out_dim].
   void SetVotes(int64_t first, int64_t pixels, const T* image, const T* weights,
                 const T* from) const {
     if constexpr (std::is_same_v<T, A>) {
@@ -68,7 +69,7 @@ class Pixels {
     ToLanes(from + first * count, count, pixels, count, votes);
   }
 
-  // Sets `shares` of iteration `r`, counted from 0.
+  // Stores the shares of iteration `r`, counted from 0, to `to`.
   void Share(int64_t r, const T* logits, const A* total, A* to) const {
     for (int64_t i = 0; i < p_.types; ++i) {
       A* const row = to + i * p_.parents * kLanes<A>;
@@ -131,7 +132,7 @@ class Pixels {
   A *share_grads, *output_grads, *bias_sums, *logits_sums;
 
  private:
-  // Does so for kCount numbers from number `d` on, in registers.
+  // AddVotes for kCount numbers from number `d` on, with the sums in registers.
   template <int kCount>
   CAPSOPS_INLINE void AddVotes(int64_t j, int64_t d, const A* coefficients,
                                A* to) const {
@@ -194,13 +195,13 @@ void Route(const Problem& p, const Places& places, Range range, const T* image,
   }
 }
 
-// Adds the sums of the lanes of `count` vectors to `to`.
+// Adds the sum of the lanes of each of `count` vectors to `to`.
 template <typename A>
 void AddLanes(const A* from, int64_t count, A* to) {
   for (int64_t n = 0; n < count; ++n) to[n] += Sum<A>(Load(from + n * kLanes<A>));
 }
 
-// Adds the first `pixels` lanes of `count` numbers.
+// Adds `count` elements, vector by vector, but only the first `pixels` lanes of each.
 template <typename A>
 void Accumulate(int64_t pixels, const A* from, int64_t count, A* to) {
   for (int64_t n = 0; n < count; n += kLanes<A>) {
@@ -233,7 +234,7 @@ void RouteBackward(const Problem& p, const Places& places, Range range, const T*
     }
     const T* rows = grad + places.At(n) * columns;
     if (!places.contiguous) {
-      // The last totals are not used.
+      // The last totals are not needed, so the copy may overwrite them.
       T* const copy = reinterpret_cast<T*>(totals(p.iterations - 1));
       for (int64_t i = 0; i < pixels; ++i) {
         std::memcpy(copy + i * columns, grad + places.At(n + i) * columns,
@@ -253,7 +254,7 @@ void RouteBackward(const Problem& p, const Places& places, Range range, const T*
         }
       }
       Accumulate(pixels, sums(r), at.columns(), at.bias_sums);
-      // `shares` becomes db, and `share_grads` the shares.
+      // This leaves db in `shares`, and the shares in `share_grads`.
       for (int64_t i = 0; i < p.types; ++i) {
         const int64_t row = at.Pair(i, 0);
         SoftmaxGrad<A>(p.parents, shares(r) + row, share_grads(r) + row, nullptr);

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Makes the votes of windows of one pixel with one pixel per lane, as routing takes
-// them. A convolution would write them pixel by pixel.
+// Computes the votes for windows of one pixel in the layout that routing uses, with one
+// pixel per lane. A convolution would store them pixel by pixel.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace capsops::capsule_conv_routing::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// Makes the votes of kTypes types, whose children begin at `children` and whose votes
-// begin at `votes`. Weights are [in_dim][columns].
+// Computes the votes of kTypes types from their children, with weights
+// [in_dim][columns].
 template <int kTypes, typename A>
 CAPSOPS_INLINE void MakeVotesOf(int64_t in_dim, int64_t columns, const A* children,
                                 const A* weights, A* votes) {
@@ -39,7 +39,7 @@ CAPSOPS_INLINE void MakeVotesOf(int64_t in_dim, int64_t columns, const A* childr
   capsule_routing::CAPSOPS_ISA::ForDims(columns, tile);
 }
 
-// Makes votes [types][parents][out_dim] of children [types][in_dim].
+// Computes votes [types][parents][out_dim] from children [types][in_dim].
 template <typename A>
 void MakeVotes(const Problem& p, const A* children, const A* weights, A* votes) {
   const int64_t columns = Columns(p);

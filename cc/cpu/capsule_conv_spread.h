@@ -156,8 +156,8 @@ void MultiplyBlock(const SpreadPlan<A>& plan, const Block& block,
   }
 }
 
-// Adds the products of a block, for V vectors of columns from column `first` on, to the
-// sums of the rows from y_begin on and of the samples from first_sample on.
+// Adds the products of a block, for V vectors of columns from column `first` on, to
+// `sums`, which begin with row y_begin of sample first_sample.
 template <typename A, int V>
 void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
                  const A* products, int64_t first_sample, int64_t y_begin,

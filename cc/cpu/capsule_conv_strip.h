@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies images, in which the elements of a capsule are contiguous, to planes, in which
-// the pose rows of neighboring pixels and samples are contiguous, and back.
+// Copies images to planes and back. In an image, the elements of a capsule are
+// contiguous; in a plane, the pose rows of neighboring pixels and samples are.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ struct Tile {
       uint64_t index[kLanes<uint64_t>];
       for (int n = 0; n < kLanes<uint64_t>; ++n) index[n] = v * kLanes<uint64_t> + n;
       const Numbers slot = Load(index);
-      // The digits of the pixels' numbers, the fastest first.
+      // Split each pixel's number into coordinates, the fastest first.
       Numbers first = slot + (pixel - next * size),
               second = Numbers{} + next % next_size;
       Numbers third = Numbers{} + next / next_size;
@@ -78,9 +78,9 @@ struct Tile {
     }
   }
 
-  // Sets `pixels` to the addresses of the pixels that are `down` and `right` of those
-  // that the first tap reads, or to `zeros` for pixels outside the image. Returns
-  // whether any pixel is inside.
+  // Sets `pixels` to the addresses of the pixels `down` rows below and `right` columns
+  // to the right of the pixels that the first tap reads, or to `zeros` for pixels
+  // outside the image. Returns whether any pixel is inside.
   bool Find(const Pixmap& image, uint64_t down, uint64_t right, const T* numbers,
             const void* zeros, const T** pixels) const {
     const uint64_t height = image.height, width = image.width;
@@ -109,8 +109,8 @@ struct Tile {
   }
 
   int64_t count = 0;
-  // Tiles after this one in its row, itself included, that are as long. With several,
-  // no tap reads left or right of the image.
+  // The number of equally long tiles that follow each other in the row, starting with
+  // this one. If there are several, no tap reads left or right of the image.
   int64_t span = 1;
   Numbers y[kVectors], x[kVectors];  // the pixel that the first tap reads
   Numbers from[kVectors];            // byte offset of this pixel

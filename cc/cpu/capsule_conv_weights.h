@@ -17,7 +17,7 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-// The planes of a block fit into the L2 cache, those of a tile into the L1 cache.
+// The planes of a block fit into the L2 cache, and the planes of a tile into the L1.
 constexpr int64_t kInputBytes = 256 << 10;  // bytes of a block's input planes
 constexpr int64_t kGradBytes = 512 << 10;   // bytes of a block's grad planes
 constexpr int64_t kBlockVectors = 48;       // vectors per grad plane

@@ -29,7 +29,8 @@ struct Operands {
   const Statistic<T>* prior;
 };
 
-// The moments or their gradients; null above the order, and all gradients if forward.
+// The moments, or their gradients. Null above the order; in the forward pass, all
+// gradients are null.
 template <typename S>
 struct Moments {
   S* mass;
@@ -61,7 +62,7 @@ struct Normalizers {
 
 // The division of the work, which depends only on the problem and the instruction set.
 struct Division {
-  int64_t pairs;   // packed pairs of a child and a vector of parents, or 0
+  int64_t pairs;   // children of a window, or 0 if there is nothing to pack
   int64_t packed;  // elements of the packed weights and the prior that follows them
   int64_t windows, window_tasks;
   int64_t forward_scratch, statistics_scratch;  // bytes

@@ -188,9 +188,9 @@ void VisitWindows(const Problem& p, const Division& d, const Sizes<A>& s, int64_
   }
 }
 
-// Calls visit(slot, window, run) for all windows that see pixels `begin` to `end`. Each
-// run has the channels `first` to `last` of a pixel. `poses` holds the poses of these
-// channels, pixel by pixel.
+// Calls visit(slot, window, run) for each of the `pixels` and each window that sees it.
+// A run has the `channels` of the pixel. `poses` holds the poses of these channels,
+// pixel by pixel.
 template <typename A, typename Visit>
 void VisitPixels(const Problem& p, const Division& d, const Sizes<A>& s, Range pixels,
                  Range channels, const A* poses, const A* packed, const Visit& visit) {

@@ -17,7 +17,7 @@ struct Constant {
   static constexpr int value = kCount;
 };
 
-// The tiles of M rows of ForTiles, as wide as the registers allow.
+// Calls `run` for tiles of M rows, as wide as the registers allow.
 template <int M, typename Run>
 CAPSOPS_INLINE void ForColumns(int64_t row, int64_t columns, const Run& run) {
   int64_t column = 0;

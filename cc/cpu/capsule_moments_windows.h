@@ -35,7 +35,7 @@ struct WindowLayout {
 };
 
 // Sums factor, factor u and factor u^2 over the children of each window of a task.
-// make_factors(group, votes) computes the factors from shares. In the end calls
+// make_factors(group, votes) computes the factors from shares. Finally calls
 // done(window, data, sums, spare) for each window, with free scratch at `spare`.
 template <typename T, typename Make, typename Done>
 void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t order,

@@ -236,7 +236,7 @@ inline void WeightsTile(int64_t rows, const A* input, int64_t depth, const A* gr
 }
 
 // Computes grad_input[b, k] = sum_n grad[b, n] weights^T[k, n] for kRows samples and
-// one tile of k, of which `in_dim` elements are not padding.
+// one tile of k, without the padding after its first `in_dim` elements.
 template <typename T, typename A>
 inline void InputTile(int64_t padded, const A* grad, const A* weights, int64_t in_dim,
                       T* grad_input, int64_t grad_input_stride, int64_t rows) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of capsule prediction for small batches, with both weights in the tensors'
-// own layout, because transposing them would take longer than the products.
+// Gradients of capsule prediction for small batches. Weights and their gradient keep
+// the tensors' layout, because transposing them would take longer than the products.
 #pragma once
 
 #include "cc/cpu/capsule_prediction.h"

@@ -22,8 +22,8 @@ namespace capsops::capsule_routing {
 struct Division {
   int64_t groups;  // groups of samples
   int64_t tile;    // elements of a tile
-  // A sum over input capsules has one partial sum, which is a tile, for each chunk of
-  // these capsules. A task computes the partial sum of one chunk for a range of groups.
+  // Sums over input capsules are split into chunks of these capsules. Each chunk has a
+  // partial sum, which is a tile; a task computes it for a range of groups.
   int64_t chunks, chunk_caps, range_groups, sum_tasks;
   int64_t sum_scratch;  // bytes of scratch for `add` and `coefficients`
   // In the last step of the gradient, a task has a few input capsules and all samples.
@@ -64,8 +64,9 @@ struct CpuKernels {
   // Computes dv and ds of the last iteration from the gradient of the output.
   void (*start_grad)(const Problem& p, const Division& d, Range range, const A* sums,
                      const T* grad, A* output_grads, A* sum_grads);
-  // Computes dv and ds of an earlier iteration. dv is the sum of `parts`, which it
-  // overwrites, added to `output_grads`, or stored there in the last iteration but one.
+  // Computes dv and ds of an earlier iteration. Adds up `parts`, which it overwrites,
+  // and adds the sum to `output_grads` to get dv (in the last iteration but one, dv is
+  // the sum itself).
   void (*step_grad)(const Problem& p, const Division& d, Range range, bool last_but_one,
                     const A* sums, A* parts, A* output_grads, A* sum_grads);
   // Computes the gradients of one of the grad_tasks: of input capsules, their weights

@@ -31,7 +31,8 @@ int64_t GroupSamples(const Problem& p, int64_t group) {
   return Min(kLanes<A>, p.batch - group * kLanes<A>);
 }
 
-// Returns how many input capsules, at most `most`, have weights of `bytes` bytes as A.
+// Returns how many input capsules, at most `most`, have weights that fit in `bytes`
+// bytes as type A.
 template <typename A>
 int64_t Block(const Problem& p, int64_t bytes, int64_t most) {
   const int64_t fit = bytes / Max(Matrix(p) * sizeof(A), 1);

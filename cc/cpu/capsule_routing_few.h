@@ -127,7 +127,7 @@ class SmallBatchWork {
     }
   }
 
-  // Copies tile m, whose lanes are samples, with output dimensions in lanes.
+  // Copies tile m from a layout with samples in lanes to one with output dimensions.
   void Take(int64_t m, const A* tile) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       for (int64_t j = 0; j < p_.out_caps; ++j) {
@@ -207,7 +207,7 @@ class SmallBatchWork {
     }
   }
 
-  // Adds the sums to `part`, whose lanes are samples, and clears them.
+  // Adds the sums to `part`, which has samples in lanes, and clears them.
   void Flush(A* part) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       A* const sums = numbers_ + at_.sums + s * at_.row;

@@ -166,7 +166,7 @@ class GradWork {
             d_.tile};
   }
   // Returns the dot products, and later the coefficients, of an input capsule. The
-  // first row is that of V_1, which is 0, and the rows of `tiles` follow.
+  // first row belongs to V_1, which is 0, and the others to `tiles`.
   A* dots(int64_t i) const {
     return numbers_ + at_.dots + i * 2 * p_.iterations * row_;
   }

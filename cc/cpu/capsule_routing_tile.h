@@ -18,8 +18,8 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims per register tile
 
-// The value of in_dim: the constant kFixed unless that is 0, so that the compiler
-// unrolls loops over it. The template parameter Depth below is one of these types.
+// The value of in_dim: the constant kFixed, so that the compiler unrolls loops over it,
+// unless kFixed is 0. The template parameter Depth below is one of these types.
 template <int kFixed>
 struct InDim {
   int64_t value;
@@ -151,15 +151,15 @@ inline void Gradients(int64_t out_dim, Depth in_dim, const A* weights,
   });
 }
 
-// A register tile of the weight gradient has kWeightRows x kWeightColumns sums over
-// samples, as many as a vector has lanes.
+// A register tile of the weight gradient has kWeightRows x kWeightColumns = kLanes sums
+// over samples.
 template <typename A>
 constexpr int kWeightColumns = kLanes<A> < 4 ? kLanes<A> : 4;
 template <typename A>
 constexpr int kWeightRows = kLanes<A> / kWeightColumns<A>;
 
 // Returns sum_b du[b, n] x[b, k] in lane n * kWeightColumns + k, over the samples b of
-// `groups` groups, which are du_stride and x_stride elements apart.
+// `groups` groups. Groups are du_stride elements apart in du, and x_stride in x.
 template <typename A>
 CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_stride,
                                      const A* x, int64_t x_stride) {
@@ -193,8 +193,8 @@ CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   return sum + rest;
 }
 
-// Sets b to softmax(logits + b) over the output capsules and, if `leaky`, one more that
-// is not stored and whose logit is 0.
+// Sets b to softmax(logits + b) over the output capsules. If `leaky`, the softmax has
+// one more logit, which is 0 and has no result.
 template <typename T, typename A>
 inline void Softmax(int64_t out_caps, const T* logits, A* b, bool leaky = false) {
   if (out_caps == 0) return;
@@ -217,9 +217,9 @@ inline void Softmax(int64_t out_caps, const T* logits, A* b, bool leaky = false)
   }
 }
 
-// Computes the gradient of a softmax from its result c and the gradient dc of that.
-// Replaces c by db = c (dc - sum_j c dc), which it also adds to `logits_grad` unless
-// that is null, and dc by c.
+// Computes the gradient of a softmax from its result c and the gradient dc of c.
+// Replaces c by db = c (dc - sum_j c dc) and dc by c. Also adds db to `logits_grad`
+// unless that is null.
 template <typename A>
 inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
   const Vector<A> mean =

@@ -35,9 +35,9 @@ struct RunRows {
 // Computes the products of P rows with V vectors of columns,
 //   to[n][column + lane] = sum over runs r and k < length of
 //     from[r * kTileSlots + n][skip + k] * weights[(at[r] + k) * V * kLanes + lane]
-// and adds them to the previous `to` if `add` is true. Prefetches from `ahead` on,
-// `step` elements further for each term: an inner loop that prefetched only now and
-// then would end in a mispredicted branch.
+// and adds them to the previous `to` if `add` is true. Each term prefetches one
+// address: `ahead`, then `step` elements further, and so on. Prefetching less often
+// would need a branch in the inner loop, which would be mispredicted.
 template <typename A, int V, int P>
 void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t step,
              bool add, A* const* to, int64_t column) {

@@ -68,7 +68,7 @@ inline void Narrow(float x, Float16* to) {
   to->bits = static_cast<uint16_t>(sign | half);
 }
 
-// Returns the elements in type A: in place if T is A, and otherwise in `copy`.
+// Returns the elements as type A: in place if T is A, else converted to `copy`.
 template <typename T, typename A>
 const A* Widened(const T* from, int64_t count, A* copy) {
   if constexpr (std::is_same_v<T, A>) {

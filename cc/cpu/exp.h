@@ -10,10 +10,10 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// Adding kRound to a number rounds it to an integer, which the low bits of the sum
-// hold; subtracting kRound again leaves the integer. ln 2 is split into two parts, of
-// which the first times a small integer is exact. Below kLeast the result is smaller
-// than the smallest normal number.
+// Adding kRound to a number rounds it to an integer, which is in the low bits of the
+// sum; subtracting kRound again leaves the integer. ln 2 is split into two parts, and
+// products of the first part with small integers are exact. Below kLeast the result is
+// smaller than the smallest normal number.
 template <typename A>
 struct ExpConstants;
 template <>

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Filters, each element of which is used once, are most of the memory traffic and
-// dominate the time. A task computes the rows of its part of a sample from top to
-// bottom, a few at a time. It transposes their filters to planes in its own cache, so
-// that lanes are neighboring pixels for both tensor layouts. The image rows that these
-// filters read stay in a sliding window of planes.
+// Filters dominate the memory traffic and the time, because every pixel has its own. A
+// task computes the rows of its part of a sample from top to bottom, a few at a time.
+// It transposes their filters to planes in its own cache, so that lanes are neighboring
+// pixels for both tensor layouts. The image rows that these filters read stay in a
+// sliding window of planes.
 #include "cc/cpu/high_order_conv.h"
 
 #include "cc/cpu/high_order_conv_plan.h"
@@ -149,8 +149,8 @@ class Backward {
     WriteInput(end, plan_.reach_y);
   }
 
-  // Visits rows [begin, end); rows that are not its `own` only add to its input
-  // gradient.
+  // Visits rows [begin, end). Rows outside the task (`own` is false) only add to its
+  // input gradient.
   void RunSteps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
     for (int64_t row = begin; row < end; row += before) {

@@ -177,7 +177,7 @@ struct Plan {
   int64_t tile, tiles;  // columns of pixels per task, and number of such tiles
   int64_t task_rows, step_rows;
   int64_t pitch, lead;
-  int64_t line_stride, window_stride;  // planes of step_rows; with margins
+  int64_t line_stride, window_stride;  // plane strides for step_rows; with margins
   int64_t staging;
 
  private:
@@ -195,7 +195,7 @@ bool UseStreamingStores(const Problem& p, int64_t columns) {
 }
 
 // Copies columns [first, first + columns) of pixels [x_begin, x_end) of a row to
-// planes. The tensor has `total` columns. The pixels may exceed those of the task.
+// planes. The tensor has `total` columns. The pixels may extend beyond the task.
 template <typename T, typename A>
 void FillRow(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin,
              int64_t x_end, const T* data, int64_t total, int64_t first,

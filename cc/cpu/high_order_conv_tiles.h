@@ -13,7 +13,7 @@ namespace capsops::high_order_conv::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-// A tile has enough channels and vectors for its sums to hide the latency of additions.
+// A tile has enough independent sums to hide the latency of additions.
 #if defined(__AVX512F__)
 constexpr int kMostChannels = 8;
 constexpr int VectorsOf(int channels) {
@@ -133,8 +133,8 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
 
 // Adds one row of taps to the input gradient,
 //   grad_input[c][n] += sum over taps k of grad[c][n'] * filters[k][n']
-// where pixel n' reads n at k. `grad` and `filters` point to the first tap; n'
-// decreases from tap to tap.
+// where output pixel n' reads input pixel n through tap k. `grad` and `filters` point
+// to the first tap; n' decreases from tap to tap.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
             int64_t count, Prefetcher& ahead, Planes<A> grad_input) {

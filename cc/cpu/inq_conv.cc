@@ -23,7 +23,7 @@ struct Panels {
   explicit Panels(const Problem& p)
       : poses(AsPoses(p, p.in_channels, p.out_channels)), plan(poses, kTerms) {}
 
-  // Writes what follows the panels; all weights are finite.
+  // Zeros everything after the panels: the flags too, because all weights are finite.
   void Finish(A* packed) const {
     const int64_t first = plan.panel(plan.panels);
     std::memset(packed + first, 0, (plan.packed() - first) * sizeof(A));

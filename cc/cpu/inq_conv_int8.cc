@@ -47,7 +47,7 @@ template <typename T>
 void Quantize(int64_t count, const T* input, float scale, int32_t zero_point,
               uint8_t* image) {
   using A = Accumulator<T>;
-  // Sums with 1.5 times a power of two have no fraction bits left.
+  // Adding kRound rounds to an integer: numbers of this size have no fraction bits.
   constexpr A kRound = sizeof(A) == 8 ? 0x1.8p52 : 0x1.8p23;
   const A least = -zero_point, most = 255 - zero_point;
   for (int64_t i = 0; i < count; ++i) {
@@ -74,7 +74,7 @@ class Window {
   // Writes terms [begin, end) as numbers of type E.
   template <typename E>
   void Gather(int64_t begin, int64_t end, E* to) const {
-    // Pixels of neighboring taps are contiguous, unless dilation parts them.
+    // Pixels of neighboring taps are contiguous, unless there is dilation.
     const int64_t size = taps_ * p_.in_channels;
     int64_t tap = begin / size * taps_, skipped = begin % size;
     while (begin < end) {
@@ -88,7 +88,7 @@ class Window {
   }
 
  private:
-  // Writes terms [first, first + count) of the neighboring taps that begin with this.
+  // Writes terms [first, first + count) of the neighboring taps from this one on.
   template <typename E>
   void GatherTaps(int64_t tap_y, int64_t tap_x, int64_t first, int64_t count,
                   E* to) const {
@@ -121,7 +121,7 @@ class Window {
   const int64_t taps_;  // taps that are contiguous in the image
 };
 
-// Adds products of kRows rows and a panel, and subtracts what the zero point adds.
+// Adds products of kRows rows and a panel, and subtracts the zero point's contribution.
 template <Product kProduct, int kRows>
 void MultiplyTile(const Division& d, const char* patches, const char* panel,
                   uint32_t zero_point, uint32_t* sums, int64_t stride) {

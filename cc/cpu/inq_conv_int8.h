@@ -18,7 +18,7 @@ namespace capsops::inq_conv_int8 {
 // The instructions of the products. A 32-bit lane holds two terms of 16 bits, or four
 // of 8 bits.
 enum class Product {
-  kMaddWords,  // vpmaddwd and vpaddd, or what the processor has for them
+  kMaddWords,  // vpmaddwd and vpaddd, or the processor's equivalents
   kDotWords,   // vpdpwssd of AVX-512 VNNI
   kDotBytes,   // vpdpbusd of AVX-512 VNNI; weights must be less than 2^7
 };

@@ -56,8 +56,8 @@ CAPSOPS_INLINE Sums MultiplyAdd(Sums sums, Sums terms, Sums weights) {
 #endif
 }
 
-// Replaces each byte n, from 0 to 15, by byte n of the table, of which every 16 bytes
-// are equal. Bytes of 16 become byte 0 of the table.
+// Replaces each byte n < 16 by byte n of the table, which repeats every 16 bytes. A
+// byte of 16 becomes byte 0 of the table.
 CAPSOPS_INLINE Sums LookUp(Sums table, Sums bytes) {
 #if defined(__AVX512BW__)
   return (Sums)_mm512_shuffle_epi8((__m512i)table, (__m512i)bytes);
@@ -73,7 +73,7 @@ CAPSOPS_INLINE Sums LookUp(Sums table, Sums bytes) {
 #endif
 }
 
-// Decodes terms. Codes past the book give any number.
+// Decodes the weights of terms. Codes outside the code book give arbitrary numbers.
 template <Product kProduct>
 class Decoder {
  public:
@@ -105,8 +105,8 @@ class Decoder {
   Sums table_;  // weights of 8 bits, or magnitudes of weights of 16 bits
 };
 
-// Loads the codes of kTerms terms to as many parts of each lane. Only the first `terms`
-// and `channels` of them exist; others are zero.
+// Loads the codes of kTerms terms, packed into one lane for each channel. Only the
+// first `terms` terms and `channels` channels exist; the codes of others are zero.
 template <int64_t kTerms>
 CAPSOPS_INLINE Sums LoadCodes(const uint8_t* codes, int64_t stride, int64_t terms,
                               int64_t channels) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Declares Kernels<T>(), through which the dispatch of an op gets the op's functions
-// for each instruction set. An op must define its struct CpuKernels<T> before.
+// Declares Kernels<T>() for every instruction set. It returns an op's functions for
+// cc/cpu/dispatch to call. An op must first define its struct CpuKernels<T>.
 #pragma once
 
 #include "cc/launch/exec.h"
@@ -18,6 +18,6 @@
   CAPSOPS_DECLARE_KERNELS_OF(v4) \
   CAPSOPS_DECLARE_KERNELS_OF(baseline)
 
-// Goes after the definition of Kernels<T>() in the source of an op.
+// Instantiates Kernels<T>() for all types, after its definition in an op's source.
 #define CAPSOPS_INSTANTIATE_KERNEL(T) template CpuKernels<T> Kernels();
 #define CAPSOPS_INSTANTIATE_KERNELS CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE_KERNEL)

@@ -62,7 +62,7 @@ CAPSOPS_INLINE Vector<A> Interleave(Vector<A> a, Vector<A> b, Indices<kLane...>)
 }
 #undef CAPSOPS_SHUFFLE
 
-// Returns the sums of kCount adjacent elements, over kCount vectors.
+// Returns the sum of each group of kCount adjacent elements of kCount vectors.
 template <typename A, int kCount>
 CAPSOPS_INLINE Vector<A> SumAdjacent(const Vector<A> (&v)[kCount]) {
   if constexpr (kCount == 1) {
@@ -159,7 +159,8 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
   }
 }
 
-// Return the largest lane, and the sum of the lanes in a fixed order, in every lane.
+// Return the largest lane, or the sum of the lanes (added in a fixed order), in every
+// lane of the result.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
   constexpr typename IndicesTo<kLanes<A>>::type lanes;
@@ -218,8 +219,9 @@ inline void StoreNarrow(T* to, Vector<A> v) {
   }
 }
 
-// Returns the distance between the vectors that hold kColumns columns of kLanes rows
-// whose starts are `stride` elements apart, or 0 if no whole vectors hold them.
+// For a tile of kLanes rows of kColumns elements, `stride` elements apart: returns the
+// distance between the vectors that it consists of, or 0 if it does not consist of
+// whole vectors.
 template <typename A, int kColumns>
 inline int64_t VectorStride(int64_t stride, int64_t rows) {
   if (rows < kLanes<A>) return 0;
@@ -228,7 +230,7 @@ inline int64_t VectorStride(int64_t stride, int64_t rows) {
 
 // Transposes to[column * to_stride + lane] = from[lane * stride + column] for `columns`
 // columns and the first `rows` lanes, with zeros in the other lanes. Takes kColumns
-// columns at a time, and half as many of the remainder.
+// columns at a time, then half as many at a time of the remainder, and so on.
 template <int kColumns, typename T, typename A>
 inline void ToLanes(const T* from, int64_t stride, int64_t rows, int64_t columns, A* to,
                     int64_t to_stride) {

@@ -3,7 +3,8 @@
 
 // Matrix products over planes in register tiles. A plane holds, side by side in lanes,
 // all elements of an operand or result with the same contraction or column index. Lanes
-// are rows of the product, so that neither few rows nor few columns leave lanes idle.
+// are rows of the product, over several pixels and samples, so that neither few pose
+// rows nor few columns leave lanes idle.
 #pragma once
 
 #include <cstdint>
@@ -67,9 +68,9 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
   }
 }
 
-// Accumulate for weights that may be infinite or NaN, whose products with the zeros
-// outside the image would be NaN. It computes `lanes` lanes from first_lane on, and
-// adds only those between `begin` and `end` of each run. It is slower, and gives the
+// Accumulate for weights that may be infinite or NaN: their products with the zeros
+// outside the image would be NaN. Computes `lanes` lanes from first_lane on, and adds
+// only the lanes between `begin` and `end` of each run. It is slower, but gives the
 // same bits if weights are finite.
 template <typename A>
 void AccumulateInside(const A* planes, int64_t stride, const A* weights,

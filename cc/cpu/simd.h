@@ -20,10 +20,10 @@ namespace capsops::CAPSOPS_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kRows = 4;  // rows per register tile: 4 x 4 of 32 registers
+constexpr int kRows = 4;  // rows per register tile: 4 x 4 sums in 32 registers
 #elif defined(__AVX__)
 constexpr int kVectorBytes = 32;
-constexpr int kRows = 2;  // 2 x 4 of 16 registers
+constexpr int kRows = 2;  // 2 x 4 sums in 16 registers
 #else
 constexpr int kVectorBytes = 16;
 constexpr int kRows = 2;
@@ -87,8 +87,8 @@ inline A Sum(Vector<A> v) {
   return lanes[0];
 }
 
-// Returns the square roots of the lanes. GCC has no vector function for them, and makes
-// scalar ones of a loop, as they may set errno.
+// Returns the square root of each lane. This needs intrinsics: GCC has no vector
+// builtin, and does not vectorize a loop over sqrt, because sqrt may set errno.
 template <typename A>
 inline Vector<A> SquareRoot(Vector<A> v) {
 #if defined(__AVX512F__)

@@ -4,10 +4,10 @@
 // One call of an op, determined by its shapes and attributes. For each op of
 // TensorFlow, cc/shapes has a class that derives from the op at the boundary
 // (cc/launch) and adds
-//   kOp              its name in TensorFlow. kName of CapsuleRoutingWithSums is
-//                    CapsuleRouting, whose kernels it runs
+//   kOp              its name in TensorFlow. It may differ from kName: the kName of
+//                    CapsuleRoutingWithSums is CapsuleRouting, whose kernels it runs
 //   kHostInputs      the names of the inputs whose values the host reads
-//   kSumType         the attribute that is the type of sums of T, or null
+//   kSumType         the attribute that gives the type of sums of T, or null
 //   Read(ctx)        reads the attributes
 //   Resolve(inputs)  checks shapes, and returns the Call
 // Shape functions, OpKernels and XLA kernels are generated from these classes.
@@ -34,7 +34,8 @@ class OpInputs {
  public:
   virtual ~OpInputs() = default;
   virtual tensorflow::PartialTensorShape shape(int index) const = 0;
-  // Returns the shape in the int32 vector `index`; `op` and `name` are for messages.
+  // Returns the shape that input `index`, an int32 vector, holds; `op` and `name` are
+  // for messages.
   virtual absl::StatusOr<tensorflow::PartialTensorShape> ShapeIn(
       int index, const char* op, const char* name) const = 0;
   // Returns the int32 in input `index`, or 0 if it is unknown: no shape depends on it.

@@ -141,7 +141,7 @@ class PlannedOp : public tensorflow::OpKernel {
   }
 
 #if TF_CAPSOPS_CUDA
-  // Records what the GPU of TF_CAPSOPS_DEVICE would run, for tests on a CPU.
+  // Records the kernel that the GPU of TF_CAPSOPS_DEVICE would run, for tests on a CPU.
   static void RecordPretended(const typename Op::Problem& problem) {
     GpuExec exec;
     exec.tf32 = tensorflow::tensor_float_32_execution_enabled();

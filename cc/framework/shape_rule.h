@@ -69,7 +69,8 @@ class ShapeRule {
   absl::Status status_;
 };
 
-// Requires that squash can add `epsilon` to a squared length.
+// Requires `epsilon` to be a positive normal number, so that squash can add it to a
+// squared length.
 void CheckEpsilon(ShapeRule& rule, float epsilon);
 
 // Returns the shape of input `index` as far as the shape function knows it.

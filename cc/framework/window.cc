@@ -41,7 +41,7 @@ bool ReadAttributes(ShapeRule& rule, const WindowAttributes& attributes,
   return attributes.padding == "SAME";
 }
 
-// Texts about the kernel's size along an axis, which is axis `index` of the weights.
+// Messages about the kernel's size along an axis, which is axis `index` of the weights.
 struct KernelTexts {
   const char* weights_name;
   const PartialTensorShape& weights;
@@ -85,7 +85,7 @@ void ResolveWindowAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
   }
 }
 
-// Likewise for a transposed convolution.
+// ResolveWindowAxis for a transposed convolution.
 void ResolveTransposedAxis(ShapeRule& rule, const WindowAxis& axis, bool same,
                            const KernelTexts& texts) {
   const int64_t kernel = *axis.kernel.dim, in = *axis.in.dim, stride = *axis.stride;

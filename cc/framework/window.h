@@ -45,14 +45,14 @@ struct WindowAxis {
 
 // Computes output sizes and padding from the attributes, the image and the kernel, like
 // tf.nn.conv2d, except that an empty image gives an empty output for any kernel. The
-// first axes of `weights`, whose name is `weights_name`, are those of the kernel.
+// first axes of `weights` are the kernel's, and `weights_name` is for messages.
 void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
                    const char* weights_name,
                    const tensorflow::PartialTensorShape& weights,
                    absl::Span<const WindowAxis> axes);
 
-// Computes the same of a transposed convolution, like tf.nn.conv_transpose: the output
-// is the image of which a convolution makes the input.
+// ResolveWindow for a transposed convolution, like tf.nn.conv_transpose. A convolution
+// of the output would have the shape of the input.
 void ResolveTransposedWindow(ShapeRule& rule, const WindowAttributes& attributes,
                              const char* weights_name,
                              const tensorflow::PartialTensorShape& weights,

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides the output of CapsuleConvRouting into phases, whose pixels read the input
-// through the same taps. A phase's votes are an ordinary convolution, even if the
-// problem is transposed: its input is then read with stride 1. Otherwise there is one
-// phase.
+// Divides the output of CapsuleConvRouting into phases. All pixels of a phase read the
+// input through the same taps, so the votes of a phase are an ordinary convolution even
+// if the problem is transposed: it then reads the input with stride 1. A problem that
+// is not transposed has a single phase.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace capsops::capsule_conv_routing {
 
 using capsule_conv::AxisProblem;
 
-// Positions of the output along one axis: At(n) for n < count. They are runs of `span`
-// positions, `step` apart.
+// Positions of the output along one axis: At(n) for n < count. They form runs of `span`
+// neighbors, and the runs start `step` apart.
 struct Positions {
   int64_t count, first, step, span;
 
@@ -28,8 +28,8 @@ struct Positions {
   }
 };
 
-// One axis of a phase. Its position n reads, by tap `tap` + k * tap_step for k < taps,
-// position n * stride + k * dilation - pad of the input.
+// One axis of a phase. For k < taps, its position n reads input position
+// n * stride + k * dilation - pad through tap `tap` + k * tap_step.
 struct AxisPhase {
   Positions out;
   int64_t taps, tap, tap_step;
@@ -37,7 +37,7 @@ struct AxisPhase {
 };
 
 // Calls visit(phase) for the phases of an axis, in order, until it returns an error.
-// Neighboring positions that no tap reaches are one phase.
+// Neighboring positions that no tap reaches share a phase.
 template <typename Visit>
 LaunchError ForEachAxisPhase(const AxisProblem& axis, bool transposed,
                              const Visit& visit) {
@@ -51,7 +51,7 @@ LaunchError ForEachAxisPhase(const AxisProblem& axis, bool transposed,
                            axis.dilation,
                            taps.pad});
   }
-  // The convolution whose input gradient this is.
+  // The transposed convolution is the input gradient of this one.
   const int64_t stride = axis.stride, size = axis.out;
   const AxisProblem back = {size, axis.in, axis.kernel, stride, 1, axis.pad};
   const int64_t phases = std::min(stride, size);
@@ -64,7 +64,7 @@ LaunchError ForEachAxisPhase(const AxisProblem& axis, bool transposed,
     }
     const int64_t count =
         (size - first) / stride * span + std::min((size - first) % stride, span);
-    // Taps in reverse read ascending positions.
+    // In reverse order, taps read ascending positions.
     const int64_t last = std::max<int64_t>(taps.count - 1, 0);
     const LaunchError error = visit(AxisPhase{{count, first, stride, span},
                                               taps.count,
@@ -82,7 +82,7 @@ struct Phase {
   AxisPhase depth, y, x;
 };
 
-// Calls visit(phase) for all phases likewise.
+// Calls visit(phase) for each phase, in order, until it returns an error.
 template <typename Visit>
 LaunchError ForEachPhase(const Problem& p, const Visit& visit) {
   const AxisProblem depth = {p.in_depth,     p.out_depth,      p.kernel_depth,

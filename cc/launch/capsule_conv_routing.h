@@ -57,7 +57,7 @@ struct Problem {
   int64_t pad_top = 0;
   int64_t pad_left = 0;
   int64_t iterations = -1;
-  int64_t epsilon_bits = 0;    // bits of a float: equal problems, equal bytes
+  int64_t epsilon_bits = 0;    // the bits of a float: equal problems have equal bytes
   int64_t shared_weights = 1;  // whether all types have the same weights
   int64_t transposed = 0;
   int64_t leaky = 0;
@@ -83,7 +83,7 @@ CAPSOPS_OP(Forward, "CapsuleConvRouting", ForwardPlan)
 // grad is shaped like output, and the gradients like the inputs. At each pixel:
 //   db_r[i,j]   = c_r (dc - sum_j c_r dc) with dc[i,j] = <votes[i,j], ds_r[j]>
 //   dV_r[j]     = sum_i db_r[i,j] votes[i,j], which adds to dv_q of every q < r
-//   ds_r[j]     = dv_r through squash
+//   ds_r[j]     = dv_r backpropagated through squash
 //   dvotes[i,j] = sum_r (c_r ds_r + db_r V_r)
 //   grad_bias   = the sum of ds_r over r and pixels
 //   grad_logits = the sum of db_r over r and pixels

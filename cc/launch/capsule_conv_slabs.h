@@ -1,16 +1,18 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Divides the phases of CapsuleConvRouting's output into slabs, whose votes fit into
-// caches: some whole frames, or a band of rows of one frame. A frame is one image or,
-// of a volume, one slice of it.
+// Divides the phases of CapsuleConvRouting's output into slabs, so that the votes of a
+// slab fit in a cache. A slab is a few whole frames, or a band of rows of one frame. A
+// frame is an image or, in volumes, one slice along the depth.
 //
-// The votes of a slab are a capsule convolution of two dimensions that has one output
-// channel: its pose columns are the parents' numbers, and its pose rows the types or,
-// if each type has its own weights, its pose depth the types. Of a volume, the frames
-// that an output frame reads become channels: frames and taps of depth are copied for
-// that, unless a device has products of its own. The weights of phases that do not have
-// all taps are copied, too.
+// The votes of a slab are a 2D capsule convolution with one output channel:
+//   pose columns  the numbers of all parents
+//   pose rows     the types, if they share weights
+//   pose depth    the types, if each has its own weights
+//   channels      the input frames that an output frame reads, if images are volumes
+// For frames to become channels, the frames and the depth taps of the weights are
+// copied, unless the device has products of its own. The weights of phases that lack
+// some taps are copied, too.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +26,7 @@
 
 namespace capsops::capsule_conv_routing {
 
-// These functions are static for the same reason as those of round.h.
+// Functions are static for the reason that round.h gives.
 static inline int64_t Columns(const Problem& p) { return p.parents * p.out_dim; }
 static inline int64_t Groups(const Problem& p) {
   return p.shared_weights ? 1 : p.types;
@@ -47,8 +49,8 @@ static inline bool IsEmpty(const Problem& p) {
                    p.out_dim}) == 0;
 }
 
-// Rows of the frames of a phase, the rows of the input frames that they read, and the
-// zeros above these that the first row reads.
+// Rows [begin, begin + rows) of a phase's frames, the input rows that they read, and
+// the number of rows of zeros above these.
 struct Band {
   int64_t begin, rows;
   int64_t read, read_rows, pad;
@@ -64,8 +66,8 @@ struct Band {
   }
 };
 
-// A slab: `frames` frames of a phase, from number `first` on over all images, and a
-// band of their rows. Only slabs of one frame have a band of less than all rows.
+// A band of rows of `frames` frames of a phase, starting with frame `first`, where
+// frames are numbered over all images. If there are several, the band has all rows.
 struct Slab {
   Phase phase;
   int64_t first, frames;
@@ -73,7 +75,7 @@ struct Slab {
 
   int64_t Pixels() const { return frames * band.rows * phase.x.out.count; }
   int64_t Votes(const Problem& p) const { return Pixels() * p.types * Columns(p); }
-  // The elements of the channels that the slab reads.
+  // The number of elements of the channels that the slab reads.
   int64_t Image(const Problem& p) const {
     return frames * band.read_rows * phase.depth.taps * InRow(p);
   }
@@ -88,18 +90,18 @@ struct Slab {
   }
 };
 
-// Whether the channels of a phase's frames are the input's frames.
+// Whether each frame of a phase reads only the input frame of the same number.
 static inline bool ReadsFrames(const Problem& p, const AxisPhase& depth) {
   return depth.taps == 1 && depth.stride == 1 && depth.pad == 0 &&
          depth.out.count == p.in_depth;
 }
 
-// The offset in the input of the first row that a slab reads, if it reads no copy.
+// The offset of the first row that a slab reads from the input, if it reads no copy.
 static inline int64_t InputOffset(const Problem& p, const Slab& slab) {
   return (slab.first * p.in_height + slab.band.read) * InRow(p);
 }
 
-// The convolution that makes the slab's votes.
+// Returns the convolution that computes the slab's votes.
 static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
   const AxisPhase &y = slab.phase.y, &x = slab.phase.x;
   capsule_conv::Problem conv;
@@ -125,9 +127,9 @@ static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
   return conv;
 }
 
-// Calls visit(slab) for each slab, in order, until it returns an error. Votes of a
-// slab, with elements of `element` bytes, take at most `bytes` bytes or are those of
-// one row. Without types, the output counts.
+// Calls visit(slab) for each slab, in order, until it returns an error. The votes of a
+// slab, of `element` bytes each, take at most `bytes` bytes, unless a single row has
+// more. If there are no types, the size of the output counts instead.
 template <typename Visit>
 LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
                         const Visit& visit) {
@@ -153,7 +155,7 @@ LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
   });
 }
 
-// The output pixels of a slab: its pixel n, for n < pixels, is At(n) of the output.
+// The places of a slab's pixels: pixel n < pixels of the slab is output pixel At(n).
 struct Places {
   Positions depth, y, x;
   int64_t pixels, rows, row, frame, out_depth, out_height, out_width;
@@ -183,10 +185,10 @@ struct Places {
   }
 };
 
-// The copy of a slab's channels, [frames][rows][width][channels][pixel], and where they
-// are in the input, [images][depth][height][width][pixel]. Channel c of frame n of the
-// phase, counted in its image, is frame n * read_step + c * read_tap + read of that
-// image, or zeros if there is no such frame.
+// The copy of a slab's channels, [frames][rows][width][channels][pixel], and their
+// place in the input, [images][depth][height][width][pixel]. Channel c of an image's
+// frame n is the input frame n * read_step + c * read_tap + read of the same image, or
+// zeros if there is no such frame.
 struct Patch {
   int64_t first, frames, per_image;
   int64_t channels, read, read_step, read_tap;
@@ -208,7 +210,7 @@ struct Patch {
         pixel(p.types * p.in_dim) {}
 
   int64_t elements() const { return frames * rows * width * channels * pixel; }
-  // A bound of all coordinates that taps lead to, and of frames over all images.
+  // A bound on the frame numbers that taps compute, in an image and over all images.
   int64_t Reach() const {
     return std::max(
         {(per_image + 1) * read_step + depth + std::abs(read) + channels * read_tap,
@@ -234,7 +236,7 @@ struct Patch {
 struct Relay {
   int64_t groups, matrix, height, width;
   int64_t y_taps, x_taps, channels;
-  int64_t first, down, across, deep;  // a tap's matrices, and steps from tap to tap
+  int64_t first, down, across, deep;  // the first tap, and steps from tap to tap
 
   Relay(const Problem& p, const Phase& phase)
       : groups(Groups(p)),
@@ -251,14 +253,14 @@ struct Relay {
 
   constexpr int64_t matrices() const { return y_taps * x_taps * channels * groups; }
   int64_t elements() const { return matrices() * matrix; }
-  // Returns which matrix of the weights is matrix n of the copy.
+  // Returns the index in the weights of matrix n of the copy.
   constexpr int64_t From(int64_t n) const {
     const int64_t tap = n / groups, place = tap / channels, y = place / x_taps;
     const int64_t from = first + y * down + (place - y * x_taps) * across +
                          (tap - place * channels) * deep;
     return from * groups + n - tap * groups;
   }
-  // Whether the copy is a part of the weights, from matrix From(0) on.
+  // Whether the copy would equal the weights from matrix From(0) on.
   bool IsPart(const Problem& p) const {
     if (matrices() == groups) return true;
     return matrices() == p.kernel_depth * height * width * groups && From(0) == 0 &&

@@ -1,26 +1,26 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Runs CapsuleConvRouting and its gradient slab by slab. The gradient makes the votes
-// again. All sums over slabs are in the order of the slabs.
+// Runs CapsuleConvRouting and its gradient slab by slab. The gradient recomputes the
+// votes. Sums over slabs are added in the order of the slabs.
 //
-// A device is described by a struct `Steps`, with its Exec, Own<T>, its own products
-// (capsule_conv_slabs_products.h), and static functions for an element type T. Those
-// that return errors begin these with the op's name:
-//   SlabBytes        returns the most bytes of a slab's votes unless a row has more
-//   Convolution      returns the convolution of a slab's votes: ConvOf, or an equal one
+// A device is a struct `Steps` with its Exec, its own products Own<T>
+// (capsule_conv_slabs_products.h), and static functions for an element type T, whose
+// errors begin with the op's name:
+//   SlabBytes        returns the most bytes of votes per slab, unless one row has more
+//   Convolution      returns the convolution of a slab's votes: ConvOf or an equal one
 //   Zero             zeros memory
 //   CopyWeights      copies the weights of a phase
-//   AddWeights       adds the gradient of this copy to the gradient of weights
+//   AddWeights       adds the gradient of this copy to the weight gradient
 //   Narrow           converts sums to T
-//   CopyImage        copies a slab's channels
-//   AddImage         adds the gradient of this copy to the gradient of the input
-//   RouteMakesVotes  whether Route and RouteBackward make votes of image and weights
-//   Space            returns how many sums Route or RouteBackward work on
+//   CopyImage        copies the channels that a slab reads
+//   AddImage         adds the gradient of this copy to the input gradient
+//   RouteMakesVotes  whether Route and RouteBackward compute the votes themselves
+//   Space            returns how many sums Route or RouteBackward need as scratch
 //   Route            routes votes
-//   Parts            returns how many sums of bias and logits the gradient has in parts
-//   RouteBackward    replaces votes by their gradient, and adds to these parts
-//   AddParts         adds the parts up
+//   Parts            returns the size of all partial sums of bias and logits gradients
+//   RouteBackward    replaces votes by their gradients, and adds to these partial sums
+//   AddParts         adds up the partial sums
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@
 
 namespace capsops::capsule_conv_routing {
 
-// Consecutive arrays of a workspace. Without a base it only counts their bytes.
+// Takes consecutive arrays from a workspace. With a null base, it only counts bytes.
 class Arena {
  public:
   explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
@@ -53,7 +53,7 @@ class Arena {
   int64_t bytes_ = 0;
 };
 
-// The plans for all slabs of a problem.
+// Plans and runs all slabs of a problem.
 template <typename Steps, typename T>
 class Slabs {
  public:
@@ -144,7 +144,7 @@ class Slabs {
   }
 
  private:
-  // The arrays of the workspace. Arrays that are not used have no elements.
+  // The arrays of the workspace. Unused arrays have no elements.
   struct Arrays {
     T *weights, *packed, *image, *votes, *weights_part;
     A *weight_sums, *sums, *parts, *space;
@@ -159,8 +159,8 @@ class Slabs {
       const bool by_weights = s.own_.made().by_weights;
       weights = take(s.relays_, T(), s.most_weights_);
       packed = take(s.own_.made().votes, T(), s.most_weights_);
-      // The scratch of a device's own products, channels and their gradient have this
-      // place one after another.
+      // Holds in turn a copy of the slab's channels, their gradient, and the scratch of
+      // the device's own products.
       image = take(true, T(), s.ImageSize());
       votes = take(true, T(), s.most_votes_);
       weights_part = take(adds && !by_weights, T(), s.most_weights_);
@@ -173,7 +173,7 @@ class Slabs {
     }
   };
 
-  // The products that are left to convolutions.
+  // Returns the products that convolutions compute.
   Products Convolved() const {
     const Products own = own_.made();
     const bool votes = !own.votes && !Steps::template RouteMakesVotes<T>(p_);
@@ -184,17 +184,17 @@ class Slabs {
     const bool image = copies_ || (gradient_ && !writes_input_);
     return std::max(image ? most_image_ : 0, most_scratch_);
   }
-  // The bytes of the arrays that are smaller where slabs are.
+  // Returns the bytes of the arrays that shrink with the slabs.
   int64_t SlabBytes() const { return (most_votes_ + ImageSize()) * sizeof(T); }
 
-  // Whether convolutions' gradients of weights have wider sums than the result.
+  // Whether the weight gradient is summed in a separate array of type A.
   bool SumsApart() const {
     return !writes_weights_ && !own_.made().by_weights && !std::is_same_v<T, A>;
   }
 
   // Whether an operand may begin at this offset.
   static bool IsAligned(int64_t offset) { return offset * sizeof(T) % 16 == 0; }
-  // Whether the slab's channels are a part of the input.
+  // Whether the slab's channels are a contiguous, aligned part of the input.
   bool IsPart(const Slab& slab) const {
     return ReadsFrames(p_, slab.phase.depth) && IsAligned(InputOffset(p_, slab));
   }
@@ -206,8 +206,8 @@ class Slabs {
     return !relay.IsPart(p_) || !IsAligned(relay.From(0) * relay.matrix);
   }
 
-  // Makes slabs smaller until the workspace has at most kMostBytes bytes, or until the
-  // slabs' own arrays no longer dominate it.
+  // Halves the slabs until the workspace fits in kMostBytes, the arrays that shrink
+  // with the slabs fit in kFewBytes, or slabs cannot get smaller.
   void PlanSizes(const Exec& exec) {
     constexpr int64_t kMostBytes = int64_t{64} << 20, kFewBytes = 2 << 20;
     for (slab_bytes_ = Steps::SlabBytes(exec);; slab_bytes_ /= 2) {
@@ -219,8 +219,8 @@ class Slabs {
     }
   }
 
-  // Decides what is copied, and plans the convolutions of every shape of slabs. Returns
-  // whether there are no smaller slabs.
+  // Decides what is copied, and plans the convolutions for every slab shape. Returns
+  // whether slabs cannot get smaller.
   bool PlanConvs(const Exec& exec) {
     convs_ = SlabConvs<Exec, T>(op_, Convolved());
     most_votes_ = most_image_ = most_scratch_ = most_weights_ = most_weight_sums_ = 0;
@@ -258,7 +258,7 @@ class Slabs {
   template <typename Visit>
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
-    bool ready = false;  // whether those of this phase are copied and packed
+    bool ready = false;  // whether this phase's weights are copied and packed
     return ForEachSlab(p_, sizeof(T), slab_bytes_, [&](const Slab& slab) {
       const Relay relay(p_, slab.phase);
       ready = ready && !slab.IsFirstOfPhase();
@@ -278,7 +278,7 @@ class Slabs {
     });
   }
 
-  // Returns the channels that a slab's convolution reads, which CopyImage copies first.
+  // Returns the channels that a slab's convolution reads: in the input, or their copy.
   const T* Image(const Slab& slab, const T* input, const Arrays& a) const {
     return Copies(slab) ? a.image : input + InputOffset(p_, slab);
   }
@@ -302,8 +302,8 @@ class Slabs {
                         filter, a.votes, a.conv);
   }
 
-  // Adds to `sums`, or sets all of the result if it comes from one slab. Without votes
-  // by a convolution the channels are not copied yet.
+  // Adds to `sums`, or stores the result if there is a single slab. If the device's own
+  // kernel computed the votes, the channels are not copied yet.
   LaunchError ByWeights(const Exec& exec, const Slab& slab, bool first, const T* input,
                         T* grad_weights, A* sums, const Arrays& a) const {
     if (own_.made().by_weights) {
@@ -339,14 +339,14 @@ class Slabs {
   SlabConvs<Exec, T> convs_;
   int64_t slab_bytes_;
   LaunchError error_;
-  // Whether channels and weights are copied, and whether the gradients of slabs are
-  // parts of the results, so that they need not be added.
+  // Whether channels or weights are copied, and whether slabs store their gradients
+  // directly in the results instead of adding them.
   bool copies_, relays_, writes_input_, writes_weights_;
   int64_t most_votes_, most_image_, most_scratch_, most_weights_, most_weight_sums_;
   int64_t space_, parts_;
 };
 
-// Returns a plan that runs slabs, or their error.
+// Returns a plan that calls `run`, or the error of `slabs`.
 template <typename Plan, typename Slabs, typename Run>
 Plan PlanSlabs(const Slabs& slabs, const Run& run) {
   if (slabs.error().empty()) return Plan::Make(slabs.workspace(), run);
@@ -355,7 +355,7 @@ Plan PlanSlabs(const Slabs& slabs, const Run& run) {
   return plan;
 }
 
-// Plan both directions of any problem. Without output there is nothing to route.
+// Plan both directions of any problem. If the output is empty, nothing is routed.
 template <typename Steps, typename T>
 ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
     const typename Steps::Exec& exec, const Problem& p) {

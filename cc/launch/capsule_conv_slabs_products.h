@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The products of CapsuleConvRouting's slabs: votes, and the gradients of channels and
-// weights. Convolutions make them all; a device may have kernels of its own for some.
+// The products that CapsuleConvRouting computes for a slab: its votes, the gradient of
+// its channels (by image), and its part of the weight gradient (by weights). They are
+// convolutions, but a device may have kernels of its own for some.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +17,13 @@
 
 namespace capsops::capsule_conv_routing {
 
-// Which products are made.
+// A set of products.
 struct Products {
   bool votes, by_image, by_weights;
 };
 
-// The plans of convolutions that make the `wanted` products, one for each shape of
-// slabs. Errors begin with the op's name.
+// The plans of the convolutions that compute the `wanted` products, for every slab
+// shape. Errors begin with the op's name.
 template <typename Exec, typename T>
 class SlabConvs {
  public:
@@ -77,7 +78,7 @@ class SlabConvs {
     }
     return nullptr;
   }
-  // Puts the name of this op before that of its convolution.
+  // Prefixes the error of a convolution with the name of this op.
   LaunchError Named(const LaunchError& error) const {
     if (error.empty()) return error;
     return {std::string(op_) + ": " + error.text(), error.fault()};
@@ -89,39 +90,40 @@ class SlabConvs {
   int64_t workspace_ = 0;
 };
 
-// A device's own kernels for products of slabs of a problem: none. Others have the same
-// members.
+// A device without product kernels of its own. A device with some has a class with the
+// same members.
 struct NoProducts {
   template <typename Exec>
   NoProducts(const Exec&, const Problem&, bool) {}
 
   static constexpr Products made() { return {false, false, false}; }
-  // Returns how many elements MakeVotes, SumWeights and AddImage work on.
+  // Returns how many elements of scratch MakeVotes, SumWeights and AddImage need.
   static int64_t Scratch(const Slab&) { return 0; }
   // Returns how many sums SumWeights keeps.
   static int64_t Sums(const Slab&) { return 0; }
 
-  // Packs the weights of a phase for MakeVotes, which reads the input.
+  // Packs the weights of a phase for MakeVotes.
   template <typename... Arguments>
   LaunchError PackWeights(const Arguments&...) const {
     return {};
   }
+  // Computes a slab's votes from the input and the packed weights.
   template <typename... Arguments>
   LaunchError MakeVotes(const Arguments&...) const {
     return {};
   }
-  // Adds the slab's gradient of the input to it.
+  // Adds the slab's contribution to the input gradient.
   template <typename... Arguments>
   LaunchError AddImage(const Arguments&...) const {
     return {};
   }
-  // Adds the gradient of weights by this slab to the sums, or sets these if it is the
-  // first one of its phase.
+  // Adds the slab's contribution to the sums of the weight gradient. The first slab of
+  // a phase that contributes sets the sums instead.
   template <typename... Arguments>
   LaunchError SumWeights(const Arguments&...) const {
     return {};
   }
-  // Stores the gradient of a phase's weights.
+  // Stores the weight gradient of a phase, given its sums.
   template <typename... Arguments>
   LaunchError FinishWeights(const Arguments&...) const {
     return {};

@@ -1,11 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The boundary between frameworks and kernels: moments of capsules' votes, which is one
-// pass of any routing. Child k = (kh, kw, c) of the window at (y, x) is the pose and
-// the activation at pixel (y*stride_height - pad_top + kh*dilation_height,
-// x*stride_width - pad_left + kw*dilation_width), channel c; a child outside of the
-// image does not exist.
+// The boundary between frameworks and kernels: moments of capsules' votes, which each
+// pass of a routing computes. Child k = (kh, kw, c) of the window at (y, x) is the pose
+// and the activation at pixel (y*stride_height - pad_top + kh*dilation_height,
+// x*stride_width - pad_left + kw*dilation_width), channel c; a child outside the image
+// does not exist.
 //   vote[k,o]  = pose[k] @ weights[k,o], u = vote - center[o]
 //   logit[k,o] = prior[k,o] + bias[o] + <linear[o], vote> - 1/2 <precision[o], u^2>
 //   share      = the softmax of logit over o                         kParents
@@ -35,7 +35,7 @@ namespace capsops::capsule_moments {
 // The values of Problem::normalize, which name the set over which shares are a softmax.
 inline constexpr int64_t kParents = 0, kAll = 1, kNone = 2;
 
-// -1 is an unknown dimension or presence of a tensor; planners need them all.
+// -1 means unknown: a dimension, or whether a tensor is present. Planners need all.
 struct Problem : capsule_conv::WindowProblem {
   int64_t pose_rows = -1;     // P
   int64_t pose_inner = -1;    // Q

@@ -61,11 +61,11 @@ using ForwardPlan = Plan<Exec, const T* /*input*/, const T* /*weights*/,
 
 CAPSOPS_OP(Forward, kForwardName, ForwardPlan)
 
-// grad is shaped like output, and sums are those of the forward plan; grad_input,
+// grad is shaped like output, and sums come from the forward plan; grad_input,
 // grad_weights and grad_logits are shaped like the inputs:
 //   db_r[b,i,j]  = c_r (dc - sum_j c_r dc) with dc[b,i,j] = <u_hat[b,i,j], ds_r[b,j]>
 //   dV_r[b,j]    = sum_i db_r[b,i,j] u_hat[b,i,j], which adds to dv_q of every q < r
-//   ds_r[b,j]    = dv_r through squash
+//   ds_r[b,j]    = dv_r backpropagated through squash
 //   du_hat[b,i,j] = sum_r (c_r ds_r + db_r V_r)
 //   grad_input[b,i]   = sum_j weights[i,j]^T @ du_hat[b,i,j]
 //   grad_weights[i,j] = sum_b du_hat[b,i,j] (outer) input[b,i]

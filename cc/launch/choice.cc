@@ -169,7 +169,7 @@ void tf_capsops_record_kernels(int what) {
   const std::lock_guard<std::mutex> lock(settings.mutex);
   settings.recorded.clear();
   capsops::records = what;
-  if (what > 1) ++capsops::generation;  // so that plans are made again
+  if (what > 1) ++capsops::generation;  // Cached plans become stale.
 }
 
 const char* tf_capsops_recorded_kernels() {

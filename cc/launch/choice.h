@@ -22,8 +22,8 @@ LaunchError ForcedKernel(const char* op, std::string* kernel);
 // Replaces the properties in `device` that TF_CAPSOPS_DEVICE names, if it is set.
 LaunchError PretendDevice(GpuDevice* device, bool* pretended);
 
-// Returns the device that plans are made for: the calling thread's, with the properties
-// that TF_CAPSOPS_DEVICE overrides.
+// Returns the device to plan for: the calling thread's current device, with the
+// properties that TF_CAPSOPS_DEVICE overrides.
 inline LaunchError DescribeDevice(GpuDevice* device) {
   bool pretended;
   const LaunchError error = QueryDevice(device);
@@ -33,8 +33,8 @@ inline LaunchError DescribeDevice(GpuDevice* device) {
 // Grows with every change of the settings. Plans of an earlier generation are stale.
 uint64_t ChoiceGeneration();
 
-// Recording the names of kernels that run, and of those that were candidates, with the
-// reason why each cannot do the problem, or "".
+// Record the kernels that run, and the candidates that were planned. `refusal` says why
+// a candidate does not support the problem, and is empty if it does.
 bool RecordsKernels();
 void RecordKernel(const std::string& op, const std::string& kernel, int64_t workspace);
 bool RecordsCandidates();
@@ -48,10 +48,12 @@ void RecordCandidate(const std::string& op, const std::string& kernel,
 // The C interface. An empty string removes a setting.
 CAPSOPS_EXPORT void tf_capsops_force_kernels(const char* text);
 CAPSOPS_EXPORT void tf_capsops_pretend_device(const char* text);
-// Clears the record and records the kernels that run (1), also the candidates of all
-// plans made from now on (2), or nothing more (0).
+// Clears the record, and sets what is recorded from now on:
+//   0  nothing
+//   1  the kernels that run
+//   2  also the candidates of all plans
 CAPSOPS_EXPORT void tf_capsops_record_kernels(int what);
-// Returns one line "op kernel workspace" for each distinct call and one line "op kernel
-// refusal" for each candidate, in order, with tabs between these. The string is valid
-// until the same thread calls this function again.
+// Returns the record in order: a line "op kernel workspace" for each distinct call, and
+// a line "op kernel refusal" for each candidate, with tabs between the fields. The
+// string is valid until the same thread calls this function again.
 CAPSOPS_EXPORT const char* tf_capsops_recorded_kernels();

@@ -52,7 +52,7 @@ struct GpuDevice {
   int processors = 1;
   int shared = 48 << 10;            // bytes of shared memory that one block can use
   int processor_shared = 48 << 10;  // bytes that the blocks of a multiprocessor share
-  int capability = 0;               // 90 is 9.0
+  int capability = 0;               // compute capability times 10, as in 90 for 9.0
 
   bool operator==(const GpuDevice& other) const {
     return processors == other.processors && shared == other.shared &&

@@ -24,8 +24,8 @@ namespace capsops {
 // function and the others that are only declared here.
 bool FaultAsked(const std::string& name);
 
-// Fails a launch. On a CPU no kernel runs; on a GPU a kernel before the op's own fails,
-// which its launcher must notice.
+// Fails a launch. On a CPU, returns an error and no kernel runs. On a GPU, a kernel
+// launched before the op's own fails, and the op's launcher must report that.
 LaunchError FailLaunch(const CpuExec& exec, const char* op);
 LaunchError FailLaunch(const GpuExec& exec, const char* op);
 
@@ -40,7 +40,7 @@ inline constexpr int kExponentBit = std::is_same_v<T, double>    ? 52
                                     : std::is_same_v<T, Float16> ? 10
                                                                  : 7;
 
-// `source` provides the plan's arguments (op.h) and knows the op.
+// Fails the launch if that fault is requested. `source` is as in RunPlan (op.h).
 template <typename Exec, typename Source>
 LaunchError MaybeFailLaunch(const Exec& exec, const Source& source,
                             const std::string& kernel) {
@@ -48,9 +48,8 @@ LaunchError MaybeFailLaunch(const Exec& exec, const Source& source,
   return asked ? FailLaunch(exec, source.op()) : LaunchError();
 }
 
-// Spoils one number of the requested result, if any. It is not the first number, which
-// may be the gradient of a tap outside the image: that is zero, and so is twice zero.
-// `source` knows how many elements each result has.
+// Spoils one number of the requested result, if any. It avoids the first number, which
+// may be the gradient of a tap outside the image: doubling that zero changes nothing.
 template <typename Exec, typename Source, typename... Pointers>
 LaunchError MaybeSpoil(const Exec& exec, const Source& source,
                        const std::string& kernel, Pointers... pointers) {
@@ -74,7 +73,7 @@ LaunchError MaybeSpoil(const Exec& exec, const Source& source,
   return error;
 }
 
-// Returns whether a rule is to be skipped. A rule is named by a tensor and its rank or
+// Returns whether to skip a rule. A rule is named by a tensor and its rank or
 // axis, or by a file and line.
 inline bool RuleDropped(const char* op, const char* tensor, const std::string& axis) {
   return FaultAsked("rule " + std::string(op) + " " + tensor + " " + axis);

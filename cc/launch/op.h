@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // An op at the boundary between frameworks and kernels is a struct with
-//   kName      the name under which plans are chosen, recorded and reported, which
-//              several ops of TensorFlow may share
+//   kName      the name under which plans are chosen, recorded and reported; several
+//              ops of TensorFlow may share it
 //   Problem    plain data without padding, a multiple of 8 bytes long, so that equal
 //              problems have equal bytes
 //   MakePlan   <T>(exec, problem) -> Plan<Exec, pointers of T...>

@@ -43,9 +43,9 @@ struct Plan {
   }
 };
 
-// A kernel path: its name, its planner, which may refuse, and whether the path is
-// preferred to those that follow. A path may have several rows in a table of
-// candidates: the first ones with a condition, and the last one without.
+// A row in a table of kernel paths, best first: the path's name, its planner, which may
+// refuse, and whether the row counts when no kernel is forced. A path may have several
+// rows: early ones that count on a condition, and a last one that always counts.
 template <typename Plan>
 struct Candidate {
   const char* kernel;
@@ -53,7 +53,7 @@ struct Candidate {
   bool preferred = true;
 };
 
-// Returns the kernels' names, each once.
+// Lists the names of the kernels, each once.
 template <typename Plan>
 std::string Names(const std::vector<Candidate<Plan>>& candidates) {
   std::set<std::string> named;
@@ -66,8 +66,8 @@ std::string Names(const std::vector<Candidate<Plan>>& candidates) {
 }
 
 // Returns the plan of the first preferred candidate that supports the problem, or of
-// the candidate that the user forces (choice.h). Where candidates are recorded, it
-// plans all of them.
+// the candidate that the user forces (choice.h). While candidates are recorded, it also
+// plans the ones that follow.
 template <typename Plan>
 Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
   std::string forced;

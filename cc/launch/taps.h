@@ -11,8 +11,8 @@
 
 namespace capsops::capsule_conv {
 
-// A convolution along one axis of the image. These functions are static for the same
-// reason as those of round.h.
+// A convolution along one axis of the image. Functions are static for the reason that
+// round.h gives.
 struct AxisProblem {
   int64_t in, out, kernel, stride, dilation, pad;
 };
@@ -26,9 +26,9 @@ static inline AxisProblem Horizontal(const WindowProblem& p) {
           p.stride_width, p.dilation_width, p.pad_left};
 }
 
-// The `count` taps from `first` on that read a pixel of the image for some output
-// pixel. The other taps, of a kernel larger than the image, read only zeros. `pad` is
-// the padding that tap `first` sees, which may be negative.
+// The `count` taps from `first` on, which read a pixel of the image for some output
+// pixel. The other taps read only padding. `pad` is the padding before the image for
+// tap `first`, and may be negative.
 struct Taps {
   int64_t first, count, pad;
 
@@ -41,9 +41,9 @@ struct Taps {
   }
 };
 
-// The taps that read one phase of the input along one axis, for the input gradient: tap
-// first + j * every, for j < count, reads pixel phase + t * stride of the input for
-// pixel t + offset - j * step of the output.
+// For the input gradient along one axis: the taps that read a phase, which consists of
+// the input pixels phase + t * stride for all t. For j < count, tap first + j * every
+// reads pixel phase + t * stride for output pixel t + offset - j * step.
 struct PhaseTaps {
   int64_t count, first, every, offset, step;
 };

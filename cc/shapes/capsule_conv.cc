@@ -55,8 +55,8 @@ std::vector<Axis> OutputAxes(Problem& p) {
           {"pose_columns", &p.pose_columns}};
 }
 
-// Returns the rank that all tensors must have, which is that of the first tensor of
-// known rank, or -1 if none is known.
+// Returns the rank that all tensors must have: the first rank that is known, or -1 if
+// none is.
 int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
   for (const Operand& operand : operands) {
     if (operand.shape.unknown_rank()) continue;
@@ -77,8 +77,8 @@ absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shap
   return PartialTensorShape::BuildPartialTensorShape(Sizes(axes), shape);
 }
 
-// Binds all shapes. The names are those of the tensors or of the size vectors that
-// stand for them. A `grad` of unknown rank allows any output; `bias` may be null.
+// Binds all shapes. A name names a tensor, or the vector that gives its shape. A `grad`
+// of unknown rank allows any output; `bias` may be null.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const char* weights_name,

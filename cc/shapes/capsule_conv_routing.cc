@@ -21,7 +21,8 @@ using Axes = std::vector<Axis>;
 
 constexpr size_t kMostAxes = 3;
 
-// The spatial axes of images of `count` dimensions, whose sizes become unknown.
+// Returns the spatial axes of images of `count` dimensions, and sets their sizes to
+// unknown.
 std::vector<WindowAxis> SpatialAxes(Problem& p, size_t count) {
   const WindowAxis all[kMostAxes] = {{{"in_depth", &p.in_depth},
                                       {"kernel_depth", &p.kernel_depth},
@@ -63,7 +64,7 @@ struct TensorAxes {
   }
 };
 
-// Requires that the numbers which routing keeps of a pixel can be counted in 64 bits.
+// Requires that the numbers that routing keeps per pixel can be counted in 64 bits.
 // Unknown dimensions and dimensions of 0 count as 1.
 void CheckIterations(ShapeRule& rule, const Problem& p) {
   rule.Require(p.iterations <= INT32_MAX, [&] {
@@ -82,8 +83,8 @@ void CheckIterations(ShapeRule& rule, const Problem& p) {
   });
 }
 
-// Binds the inputs, of which the first has index `first`, and the gradient of the
-// output, whose index is 0, if it comes before them. Adds the result's shapes.
+// Binds the inputs and, with `gradient`, the gradient of the output, which precedes
+// them. Adds the shapes of the results.
 absl::StatusOr<Call<Problem>> ResolveAll(const char* op, const OpInputs& inputs,
                                          const Attributes& attributes, bool gradient) {
   const int first = gradient ? 1 : 0;

@@ -48,7 +48,7 @@ bool IsAbsent(const PartialTensorShape& shape) {
 }
 
 // Binds an optional tensor, which is absent if it is an empty vector. Leaves `present`
-// alone if the shape does not tell.
+// unchanged if the shape is too little known to tell.
 void BindOptional(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
                   const std::vector<Axis>& axes, int64_t* present) {
   if (shape.unknown_rank() || (shape.dims() == 1 && shape.dim_size(0) < 0)) return;

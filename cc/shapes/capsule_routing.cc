@@ -14,7 +14,7 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// Binds the inputs `input`, weights and logits, of which the first has index `first`.
+// Binds input, weights and logits, which have the indices from `first` on.
 void BindOperands(ShapeRule& rule, Problem& p, const OpInputs& inputs, int first) {
   rule.Bind("input", inputs.shape(first),
             {{"batch", &p.batch}, {"in_caps", &p.in_caps}, {"in_dim", &p.in_dim}});

@@ -12,7 +12,7 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// Binds all shapes. `input_name` names the input or the size vector that stands for it.
+// Binds all shapes. `input_name` names the input, or the vector that gives its shape.
 // A `grad` of unknown rank allows any output.
 absl::StatusOr<Problem> ResolveAll(const char* op, const char* input_name,
                                    const PartialTensorShape& input,

@@ -19,7 +19,7 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
                         bits);
   });
   if (!rule.status().ok()) return rule.status();
-  // The multipliers stand for top exponents.
+  // Multipliers replace the top exponent, so its shape is unknown here.
   TF_ASSIGN_OR_RETURN(
       const auto conv,
       inq_conv::Resolve(inputs.shape(0), inputs.shape(1),

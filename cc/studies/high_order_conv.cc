@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Registers cuda/studies/high_order_conv.h as ops of the studies' library. Their
-// weights are a transpose of HighOrderConv's NCHW filters: shapes are checked by
-// HighOrderConv's rule for these filters, then by the scheme.
+// weights are HighOrderConv's NCHW filters, transposed: HighOrderConv's rule for these
+// filters checks the shapes, and then the scheme does.
 #include "cuda/studies/high_order_conv.h"
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 namespace capsops::studies::high_order_conv {
 namespace {
 
-// Returns the filters' shape; weights [positions, batch, 1, height, width] are
-// transposed.
+// Returns the shape of the filters from the shape of the transposed weights,
+// [positions, batch, 1, height, width].
 absl::StatusOr<PartialTensorShape> FiltersOf(const char* op,
                                              const PartialTensorShape& weights) {
   if (weights.unknown_rank()) return weights;

@@ -59,7 +59,7 @@ void ConvolveSerially(const Problem& p, int powers, const float* input,
 struct StudyOp : OpBase<SchemeProblem>, OpDefaults {
   static constexpr const char *kName = "InqConvStudy", *kOp = kName;
 
-  // Reads InqConv's attributes, of which this op has strides and bits, and its own.
+  // Reads strides and bits, fixes InqConv's other attributes, and reads its own.
   template <typename Context>
   absl::Status Read(Context* ctx) {
     attributes.dilations = {1, 1};

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The handlers that XLA calls to run an op, one for each op, element type and platform.
-// A handler makes the plan or finds it in a cache and runs it on the buffers of the
+// A handler finds the plan in a cache or makes it, and runs it on the buffers of the
 // call. On a GPU it only enqueues work, so XLA may record the call in a CUDA graph; the
 // handler then runs once, during the recording, and its choice of kernel is final.
 

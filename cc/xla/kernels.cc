@@ -54,7 +54,7 @@ class CompileInputs final : public OpInputs {
   XlaOpKernelContext* ctx_;
 };
 
-// The properties of a custom call that its Call does not have.
+// The properties of a custom call that Call lacks.
 struct CustomCallInfo {
   std::string target;
   std::vector<int64_t> words;               // the attribute kProblem

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Includes tensorflow/compiler/tf2xla/xla_op_kernel.h without XLA's compiler and
-// client, of which it only needs the names. Their headers take two thirds of the
+// client, because it only needs their names. Their headers take two thirds of the
 // compile time, so they are skipped by defining their include guards here. If a
 // TensorFlow version renames the guards, the headers are merely included again.
 #pragma once

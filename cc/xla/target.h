@@ -3,7 +3,7 @@
 
 // The custom call of an op. Its target is named Target<Op, T>(), and its attribute
 // kProblem holds the Problem and the plan's by-value arguments as 64-bit words.
-// Operands and results are those of the plan, and the workspace is one more result.
+// Its operands and results are the plan's, and the workspace is one more result.
 #pragma once
 
 #include <cstdint>

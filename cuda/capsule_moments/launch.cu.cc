@@ -5,9 +5,9 @@
 // 4x4 poses costs 64 FMAs, its logit and moments another 64, and votes are never
 // stored.
 //
-// Poses of 4x4, or 4x5 with coordinates, keep a parent's statistics and sums in one
-// thread's registers, and their votes come from tensor cores (mma). All other sizes
-// store the shares (general).
+// `mma` is for poses of 4x4, or 4x5 with coordinates: a thread keeps a parent's
+// statistics and sums in registers, and votes are computed on tensor cores. `general`
+// is for all other sizes, and stores the shares.
 #include "cc/launch/capsule_moments.h"
 #include "cuda/capsule_moments/paths.h"
 

@@ -12,7 +12,9 @@
 
 namespace capsops::capsule_moments {
 
-// Calls run(problem, first, last) for every slice, and once for an empty batch.
+// Calls run(slice, first, last) for every slice of `slice_samples` samples, and once
+// for an empty batch. `first` is the slice's first sample, and `last` whether it is the
+// last slice.
 template <typename Run>
 LaunchError ForEachSlice(const Problem& p, int64_t slice_samples, const Run& run) {
   for (int64_t first = 0;; first += slice_samples) {
@@ -82,8 +84,9 @@ ForwardPlan<GpuExec, T> PlanSlices(const Problem& p, int64_t samples, int64_t by
 }
 
 // Plans run(exec, part, first, last, in, grad, moments, out, workspace) for slices,
-// with the gradients of the moments and the moments; `first` and `last` tell whether a
-// slice is the batch's first or last. Then calls finish(exec, out, workspace).
+// where `grad` are the gradients of the moments; `first` and `last` tell whether a
+// slice is the batch's first or last. After the last, calls finish(exec, out,
+// workspace).
 template <typename T, typename Run, typename Finish, typename S = Statistic<T>>
 BackwardPlan<GpuExec, T> PlanGradientSlices(const Problem& p, int64_t samples,
                                             int64_t bytes, const Run& run,

@@ -61,6 +61,7 @@ struct Moments {
         first(p.order >= 1 ? first : nullptr),
         second(p.order >= 2 ? second : nullptr) {}
 
+  // Returns the moments from sample `sample` on.
   Moments From(const Problem& p, int64_t sample) const {
     Moments from = *this;
     const int64_t parents = sample * p.out_height * p.out_width * p.out_channels;
@@ -70,7 +71,7 @@ struct Moments {
   }
 };
 
-// Returns a number of an optional tensor, 0 where it is absent.
+// Returns a number of a tensor, or 0 if the tensor is absent.
 template <typename S>
 __device__ S At(const S* tensor, int64_t at) {
   return tensor == nullptr ? S{0} : tensor[at];
@@ -113,7 +114,7 @@ __device__ Int ChildOf(const Problem& p, Int position, Int k) {
   return Corner<Int>(p, position).Child(p, k);
 }
 
-// Returns the output pixel, along one axis, whose tap `tap` reads `pixel`, or -1.
+// Returns the window, along one axis, whose tap `tap` reads `pixel`, or -1.
 template <typename Int>
 __device__ Int WindowAtTap(Int pixel, Int tap, int64_t pad, int64_t stride,
                            int64_t dilation, int64_t out) {

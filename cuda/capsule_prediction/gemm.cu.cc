@@ -17,7 +17,8 @@ namespace capsops::capsule_prediction::gemm {
 
 namespace fma = capsule_conv::fma;
 
-// Multiplies row [columns] of each of in_caps matrices by [columns, in_dim].
+// Returns the convolution that computes grad_input: for each input capsule, a row of
+// out_caps x out_dim elements of grad times the weights.
 inline capsule_conv::Problem AsConvolution(const Problem& p) {
   capsule_conv::Problem conv;
   conv.batch = p.batch;
@@ -31,7 +32,8 @@ inline capsule_conv::Problem AsConvolution(const Problem& p) {
   return conv;
 }
 
-// Plans without split-K, which would need a workspace.
+// Returns `exec` as if without multiprocessors, so that no plan uses split-K, which
+// would need a workspace.
 inline GpuExec Whole(GpuExec exec) {
   exec.device.processors = 0;
   return exec;

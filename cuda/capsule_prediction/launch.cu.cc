@@ -12,8 +12,8 @@
 // over samples. The backward kernel also accumulates grad_weights [V][K] in registers
 // and reduces grad_input over its lanes, while the grad of the next samples is copied
 // asynchronously, so that one pass over grad yields both gradients. This holds for
-// in_dim up to 8: each further 8 take another warp that reads the same grad, and if a
-// block has too few warps, two plain matrix products read grad twice.
+// in_dim up to 8. Every 8 more elements take another warp that reads the same grad. If
+// that takes more warps than a block has, two plain matrix products read grad twice.
 #include "cc/launch/capsule_prediction.h"
 #include "cuda/capsule_prediction/paths.h"
 

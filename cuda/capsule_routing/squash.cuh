@@ -7,8 +7,8 @@
 
 namespace capsops::capsule_routing {
 
-// Above kHuge, q or f' may overflow A. The squared length is then that of kShrink s,
-// and squash(s) is s / |s|.
+// If q is over kHuge, q or f' may overflow A. The length is then computed from kShrink
+// s, and squash(s) is s / |s|.
 template <typename A>
 constexpr A kHuge = sizeof(A) == 8 ? A(0x1p640) : A(0x1p80);
 template <typename A>

@@ -16,6 +16,7 @@ namespace capsops::high_order_conv::channels {
 
 enum class Pass { kForward, kInput, kFilters };
 
+// Returns a block's shared memory in bytes.
 template <typename S>
 int64_t Bytes(const Work& w, Pass pass, int k) {
   const int64_t pixels = w.quads * kPixels, filters = int64_t{w.groups} * k * k;
@@ -25,7 +26,7 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
   return w.rows * row * sizeof(S);
 }
 
-// Returns why this kernel refuses the problem, or chooses the largest tile that fits a
+// Returns why this path refuses the problem, or chooses the largest tile that fits a
 // block's threads and shared memory, and returns "".
 template <typename S>
 std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,

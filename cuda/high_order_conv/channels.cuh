@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels last, of groups of 4 N channels (involution). A
-// thread has 4 neighbouring pixels of a row and 4 channels, and holds in registers the
-// 4 + K - 1 vectors of the image that a row of taps reads. The threads of a group share
-// filters, which are staged in shared memory.
+// High-order convolution, channels last, of groups of a multiple of 4 channels
+// (involution). A thread computes 4 channels of 4 neighbouring pixels of a row, and
+// keeps in registers the 4 + K - 1 vectors of the image that a row of taps reads. The
+// threads of a group share filters, which are staged in shared memory.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -17,17 +17,18 @@
 namespace capsops::high_order_conv::channels {
 
 constexpr int kMaxThreads = 256;
-constexpr int kPixels = 4;  // pixels per thread, which has 4 channels of each
-constexpr int kVector = 4;
+constexpr int kPixels = 4;  // pixels per thread
+constexpr int kVector = 4;  // channels per thread, loaded at once
 
 // Work split. A block has a tile of `rows` rows of `quads` x 4 pixels, with `lanes`
 // threads per quad of pixels.
 struct Work {
   int height, width, tiles_x, tiles_y, quads, rows;
   int channels, groups, dilation_height;
-  int lanes, lanes_of_group;  // lanes of a larger group loop over its channels
+  int lanes, lanes_of_group;  // in FiltersKernel, lanes loop over a large group
 };
 
+// A thread's tile, and its pixels there.
 struct Place {
   int lane, quad, row;  // coordinates of the thread in the block
   int tile_x, x, y;     // first column of the tile; the thread's first pixel
@@ -53,7 +54,7 @@ struct Place {
   }
 };
 
-// Loads the vectors from column x on of one image row, zeros outside the image.
+// Loads kWindow vectors of image row `row` from column x on, zeros outside the image.
 template <typename S, typename A, int kWindow>
 __device__ void LoadWindow(const Work& w, const S* tensor, int64_t row, int x,
                            int channel, bool row_inside,
@@ -70,6 +71,7 @@ __device__ void LoadWindow(const Work& w, const S* tensor, int64_t row, int x,
   }
 }
 
+// Stores a thread's vectors, one per pixel inside the image.
 template <typename S, typename A>
 __device__ void StoreQuad(const Work& w, const Place& at,
                           const A (&sum)[kPixels][kVector], S* tensor) {
@@ -85,7 +87,7 @@ __device__ void StoreQuad(const Work& w, const Place& at,
   }
 }
 
-// Stages the filters of the tile's pixels, and computes output.
+// Computes output from the filters of the tile's pixels, staged in shared memory.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     ForwardKernel(Work w, const S* __restrict__ input, const S* __restrict__ filters,
@@ -136,8 +138,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   StoreQuad(w, at, sum, output);
 }
 
-// Each pixel gathers from the filters of the surrounding pixels, staged as [row of the
-// tile][row of taps][pixel][group][K] with zeros outside the image.
+// Computes grad_input. Each pixel reads the filters of the surrounding pixels, staged
+// as [row of the tile][row of taps][pixel][group][K] with zeros outside the image.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     InputKernel(Work w, const S* __restrict__ grad, const S* __restrict__ filters,
@@ -226,7 +228,7 @@ __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   }
 }
 
-// Computes grad_filters in shared memory, and stores it in whole words.
+// Computes grad_filters in shared memory, and stores them in whole words.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution of any size, type and layout. One thread computes one element
-// of a result directly from the definition, in the order of memory.
+// High-order convolution of any size, type and layout. Each thread computes one element
+// of a result at a time, directly from the definition; neighbouring threads have
+// neighbouring elements.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,7 +17,8 @@ namespace capsops::high_order_conv::general {
 constexpr int kThreads = 256;
 constexpr int kBlockOfSum = 32;
 
-// A sum in blocks of 32 terms: its rounding error grows with 32 + n / 32, not with n.
+// A sum of n terms in blocks of 32, so that its rounding error grows with 32 + n / 32
+// and not with n.
 template <typename A>
 class Sum {
  public:
@@ -34,10 +36,13 @@ class Sum {
   int count_ = 0;
 };
 
+// Coordinates of an element: sample, row, column, and channel or filter element.
 struct Place {
-  int64_t n, y, x, inner;  // inner: channel or filter element
+  int64_t n, y, x, inner;
 };
 
+// Convert between an element's index and its coordinates, in a tensor of `inners`
+// channels or filter elements per pixel.
 __device__ inline Place Locate(const Problem& p, int64_t element, int64_t inners) {
   Place at;
   if (p.channels_first) {
@@ -59,8 +64,8 @@ __device__ inline int64_t ElementAt(const Problem& p, const Place& at, int64_t i
 }
 
 // Computes output from input and filters, or if kReverse grad_input from grad and
-// filters: a pixel of grad_input then gathers from the filters of the surrounding
-// pixels, at the opposite taps.
+// filters: a pixel of grad_input then reads the filters of the surrounding pixels, at
+// the opposite taps.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, int64_t elements, const S* __restrict__ values,

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels last, of any window, dilation and type whose filters
-// fit in shared memory, where they are staged for coalesced access. Neighbouring
-// threads have neighbouring pixels, and each computes 4 channels of a group at a time.
+// High-order convolution, channels last, of any window, dilation and type, if the
+// filters of 32 pixels fit in shared memory. Filters, or their gradients, are staged
+// there so that global accesses coalesce. Neighbouring threads have neighbouring
+// pixels, and each computes 4 channels of a group at a time.
 #include <cuda_pipeline.h>
 
 #include <cstdint>
@@ -22,19 +23,19 @@ constexpr int kShared = 48 << 10;  // limit of a block's filters, in bytes
 constexpr int kMinPixels = 32;     // pixels per block
 
 // Work split. A block has `pixels` pixels, a power of two, and `kThreads / pixels`
-// threads per pixel that split its channels.
+// threads per pixel, which split its channels or, in FiltersKernel, its taps.
 struct Work {
   int pixels, chunks, of_group, per_pixel;  // `chunks` of kPerStep channels per group
 };
 
-// A thread's pixel, counted through all images, and its coordinates.
+// A thread's pixel and its part of the work there.
 struct Place {
-  int64_t first, pixel;  // first pixel of the block, and pixel of the thread
+  int64_t first, pixel;  // pixels of the block and the thread, counted over the batch
   int64_t y, x;
-  int count;     // pixels of the block
-  int of_block;  // index of the thread's pixel in the block
-  int part, parts;
-  bool inside;
+  int count;        // pixels of the block
+  int of_block;     // index of the thread's pixel in the block
+  int part, parts;  // the thread's part, and the threads that share a pixel
+  bool inside;      // whether the thread has a pixel; otherwise `pixel` is `first`
 
   __device__ Place(const Problem& p, const Work& w) {
     const int64_t all = p.batch * p.height * p.width;
@@ -49,8 +50,8 @@ struct Place {
   }
 };
 
-// Computes output from input and filters, or if kReverse grad_input from grad and
-// filters; then it reads filters from global memory.
+// Computes output from input and staged filters, or if kReverse grad_input from grad
+// and filters in global memory.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, Work w, const S* __restrict__ values,
@@ -82,6 +83,7 @@ __global__ void __launch_bounds__(kThreads)
        chunk += at.parts) {
     const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
+    // Repeats the group's last channel for padding, which is not stored.
     int offset[kPerStep];
 #pragma unroll
     for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
@@ -112,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Computes grad_filters in shared memory, and stores it coalesced.
+// Computes grad_filters in shared memory, from where stores coalesce.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Problem p, Work w, const S* __restrict__ grad,
@@ -160,8 +162,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns the number of pixels per block, if an element of filters takes `bytes`, or 0
-// if filters are too large.
+// Returns the pixels per block, at most `maximum`, or 0 if the filters of kMinPixels do
+// not fit. An element of filters takes `bytes` of shared memory.
 inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   const int64_t limit = kShared / bytes - 16;
   if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;
@@ -171,8 +173,8 @@ inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
   return pixels >= kMinPixels ? pixels : 0;
 }
 
-// Returns why this kernel refuses the problem, or splits the pixels among blocks and
-// returns null. An element of filters takes `bytes` of shared memory.
+// Returns why this path refuses the problem, or splits the pixels among blocks and
+// returns "". An element of filters takes `bytes` of shared memory.
 inline std::string Divide(const Problem& p, int bytes, Work* w, int64_t* blocks) {
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";

@@ -27,7 +27,8 @@ auto WithSize(int64_t size, const Make& make) {
   return make(std::integral_constant<int, 0>{});
 }
 
-// Returns make(K) with a compile-time K for a K x K window.
+// Returns make(K) with a compile-time K for a K x K window, or a refusal unless K is 3,
+// 5 or 7 and T is not double.
 template <typename Plan, typename T, typename Make>
 Plan WithKernel(const Problem& p, const Make& make) {
   if constexpr (std::is_same_v<T, double>) {
@@ -44,8 +45,8 @@ Plan WithKernel(const Problem& p, const Make& make) {
   }
 }
 
-// Returns make(channels) with a compile-time number of channels of a group that are
-// computed at once: 1, 3 or kMany.
+// Returns make(channels) with the compile-time number of a group's channels that a
+// thread computes at once: 1, 3 or kMany.
 template <int kMany, typename Make>
 auto WithChannels(int64_t of_group, const Make& make) {
   if (of_group == 1) return make(std::integral_constant<int, 1>{});
@@ -55,6 +56,8 @@ auto WithChannels(int64_t of_group, const Make& make) {
 
 inline int64_t Pixels(const Problem& p) { return p.batch * p.height * p.width; }
 
+// Returns n / by and its remainder, for n >= 0 and by > 0. Divides in 32 bits if both
+// fit, since a 64-bit division is slow.
 __device__ inline int64_t Split(int64_t n, int64_t by, int64_t* remainder) {
   const bool narrow = (static_cast<uint64_t>(n) | static_cast<uint64_t>(by)) >> 32 == 0;
   const int64_t quotient =
@@ -77,16 +80,18 @@ struct Reach {
   }
 };
 
-// Returns the size of a segment for `count` elements at any offset in a 16-byte word.
+// Returns the size of a segment that holds `count` elements at any offset in a 16-byte
+// word.
 template <typename S>
 __host__ __device__ int SegmentSize(int count) {
   constexpr int kWord = 16 / sizeof(S);
   return (count + 2 * kWord - 2) / kWord * kWord;
 }
 
-// Visits the elements [start, start + count) of a tensor, which are stored in a segment
-// with the same offset in 16-byte words; returns that offset. Calls word(e) for whole
-// words and element(e) for the other elements, with e counted from the segment's start.
+// Splits the elements [start, start + count) of a tensor among the block's threads, to
+// copy them from or to a segment of shared memory. In the segment they have the same
+// offset within a 16-byte word as in the tensor; returns that offset. Calls word(e) for
+// whole words and element(e) for the other elements; e is an index into the segment.
 template <typename S, typename Word, typename Element>
 __device__ int ForSegment(int64_t start, int count, const Word& word,
                           const Element& element) {

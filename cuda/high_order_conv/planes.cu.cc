@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution, channels first. A thread has a pack of kPixels neighbouring
-// pixels, which it loads at once: 4 if the width is a multiple of 4 and not dilated,
-// else 1. Packs are counted through all rows of a plane, so that no width wastes
-// threads. Threads share what they read through the L1 cache.
+// High-order convolution, channels first. A thread computes a pack of kPixels
+// neighbouring pixels, which it loads at once: 4 for floats and 16-bit types if
+// kernel_width is 3, 5 or 7, the width is a multiple of 4 and dilation_width is 1; else
+// 1. Packs are numbered through all rows of a plane, so that no width leaves threads
+// idle. Threads share loads through the L1 cache.
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -20,14 +21,16 @@ constexpr int kThreads = 256;
 constexpr int kPerStep = 8;      // channels computed at once in large groups
 constexpr int kBlockOfSum = 32;  // channels per partial sum
 
+// Sizes for the kernels. A block has kThreads packs of one group of one image.
 struct Work {
   int height, width, blocks;  // size of a plane, and blocks per plane
   int of_group;               // channels per group
   int kernel_height, kernel_width, dilation_height, dilation_width;
 };
 
-// The first pixel of a thread's pack, and the first elements of its group's planes in
-// images and in filters.
+// A thread's pack: its first pixel, and the offsets of its group's first plane in
+// images
+// (`channel`) and in filters (`tap`). A plane has `plane` elements.
 template <int kPixels>
 struct Place {
   int x, y, pixel;
@@ -66,8 +69,8 @@ __device__ void StorePack(const A* from, S* to) {
   *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
 }
 
-// The columns of row `y` that kTaps neighbouring taps of a pack read: pixel px reads
-// column px + tap. They are in three packs of 4 pixels, or in kTaps packs of 1.
+// The columns of row `y` that kTaps neighbouring taps read for a pack: pixel px reads
+// column px + tap. They are loaded as three packs of 4 pixels, or kTaps packs of 1.
 template <int kPixels, int kTaps>
 struct Window {
   static constexpr int kColumns = kPixels + kTaps - 1;
@@ -92,8 +95,9 @@ struct Window {
   }
   __device__ bool Has(int column) const { return inside[(kFirst + column) / kPixels]; }
 
-  // Loads N columns from `column` on, zeros outside the image. A pack outside loads the
-  // thread's own one instead, so that loads are branch-free and many are in flight.
+  // Loads N columns from `column` on, zeros outside the image. In place of a pack
+  // outside it loads the thread's own one, so that loads need no branches and many are
+  // in flight.
   template <typename S, typename A, int N>
   __device__ void Load(const S* plane, int column, A (&to)[N]) const {
     A values[kPacks * kPixels];
@@ -109,13 +113,13 @@ struct Window {
 };
 
 // Adds the contribution of the window's taps to a pack of each channel. `filter` is the
-// plane of the first tap. If kReverse, `channels` are those of grad and the sum is
-// grad_input: taps are reversed, and filters are those of grad's pixels.
+// plane of the first tap. If kReverse, `channels` are planes of grad and the sum is
+// grad_input: the taps are reversed, and filters are read at grad's pixels.
 template <bool kReverse, int kPixels, int kTaps, int kChannels, typename S, typename A>
 __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& window,
                         const S* filter, const S* const (&channels)[kChannels],
                         A (&sum)[kChannels][kPixels]) {
-  // For one pixel, a branch would separate the loads of an unrolled loop's taps.
+  // With one pixel, a branch would separate the loads of the caller's unrolled taps.
   if (kPixels > 1 && !window.row) return;
   A f[kTaps][kPixels];
 #pragma unroll
@@ -144,8 +148,8 @@ __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& 
   }
 }
 
-// Computes grad_filters for the taps of `window`; `result` is the plane of the first. A
-// group has at most kChannels channels, or any number if that is kPerStep.
+// Computes grad_filters for the taps of `window`; `result` is the plane of the first
+// tap. A group has at most kChannels channels, or any number if kChannels is kPerStep.
 template <int kChannels, typename A, int kPixels, int kTaps, typename S>
 __device__ void FilterTaps(const Work& w, const Place<kPixels>& at,
                            const Window<kPixels, kTaps>& window,

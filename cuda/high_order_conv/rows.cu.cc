@@ -13,6 +13,7 @@
 
 namespace capsops::high_order_conv::rows {
 
+// Returns the most lanes of a task that fit in `bytes` of shared memory.
 template <typename Z>
 int MaxLanes(int64_t bytes) {
   int lanes = kThreads;
@@ -20,8 +21,8 @@ int MaxLanes(int64_t bytes) {
   return lanes;
 }
 
-// Blocks per multiprocessor, limited by its registers and shared memory, of which CUDA
-// reserves 1 KB per block and rounds up to 128 bytes.
+// Returns the blocks that fit on a multiprocessor, limited by registers and shared
+// memory. CUDA rounds a block's shared memory up to 128 bytes and reserves 1 KB more.
 template <typename Z>
 int ResidentBlocks(const GpuDevice& device, int64_t bytes) {
   const int64_t with_reserve = CeilDivide(bytes, 128) * 128 + 1024;
@@ -29,7 +30,8 @@ int ResidentBlocks(const GpuDevice& device, int64_t bytes) {
   return std::max<int64_t>(std::min<int64_t>(fit, Z::kResident), 1);
 }
 
-// Returns a split without tasks if not even a row of the narrowest strip fits.
+// Splits the images into tasks. `tasks` is 0 if not even the narrowest strip fits in
+// shared memory.
 template <typename Z, typename S, bool kBackward>
 Work Divide(const GpuDevice& device, const Problem& p) {
   const int64_t bytes = device.shared / 2 - 1024;
@@ -49,8 +51,8 @@ Work Divide(const GpuDevice& device, const Problem& p) {
   w.bytes = row_bytes == 0 ? 16 : row_bytes & -row_bytes;
   w.subs = kThreads / w.lanes;
   while (w.subs > 1 && Z::Bytes(w.lanes, w.subs) > bytes) --w.subs;
-  // Chooses the number of rows per task that takes the least time: the rounds of
-  // concurrent tasks, each with its halo and the latency of its first filters.
+  // Chooses the rows per task that minimize the estimated time: waves of concurrent
+  // tasks, times a task's rows, its halo and two rows for the latency of its start.
   const int64_t slots = int64_t{device.processors} *
                         ResidentBlocks<Z>(device, Z::Bytes(w.lanes, w.subs)) * w.subs;
   const int64_t columns = p.batch * w.strips;
@@ -81,7 +83,7 @@ LaunchError Launch(const GpuExec& exec, const Work& w, const T* input, const T* 
                          result, grad_filters);
 }
 
-// Returns why no kernel size can do it, or "".
+// Returns why this path refuses the problem whatever the kernel size, or "".
 inline std::string Obstacle(const Problem& p, int64_t element_bytes) {
   constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
@@ -94,7 +96,7 @@ inline std::string Obstacle(const Problem& p, int64_t element_bytes) {
   return "";
 }
 
-// Returns make(K, channels, work) with compile-time K and channels.
+// Returns make(K, channels, work) with compile-time K and channels, or a refusal.
 template <typename Plan, typename T, bool kBackward, typename Make>
 Plan WithSizes(const GpuExec& exec, const Problem& p, const Make& make) {
   CAPSOPS_REFUSE_IF(Obstacle(p, sizeof(T)));

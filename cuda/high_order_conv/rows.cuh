@@ -1,10 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// High-order convolution of one group of few channels, channels last. Threads, here
-// called lanes, move down the rows of a strip of the image, while the next rows'
-// filters are copied to shared memory. Each filter is read once, except in halos. Its
-// gradient replaces it in shared memory and is stored from there in whole words.
+// High-order convolution of one group of 1 or 3 channels, channels last. A task is a
+// strip of columns and a range of rows. Its threads, here called lanes, have two
+// columns each and walk down the rows, while the filters of the next rows are copied to
+// shared memory. Each filter is loaded once, except in halos. The backward pass
+// overwrites a staged filter with its gradient, and stores it from there in whole
+// words.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -19,8 +21,8 @@ constexpr int kThreads = 128;
 constexpr int kPixels = 2;  // neighbouring pixels of a row, per lane
 constexpr int kStages = 3;  // rows of filters in shared memory
 
-// Work split: tasks of `rows` rows and `strip` columns. A block has `subs` tasks, with
-// `lanes` threads each.
+// Work split: an image has `chunks` x `strips` tasks of `rows` rows and `strip`
+// columns. A block has `subs` tasks, with `lanes` threads each.
 struct Work {
   int64_t tasks;
   int height, width;
@@ -38,14 +40,15 @@ struct Shape {
   static constexpr int kUnit = 16 / sizeof(S);           // pixels copied together
   static constexpr int kHalo = kBackward ? kUnit : 0;    // columns computed twice
   static constexpr int kRing = 2 * kRadius + kStages;    // rows of staged input
+  // Sums of grad_input per lane that belong to pixels of neighbouring lanes.
   static constexpr int kEdge = kBackward ? 2 * kRadius * C : 0;
   static constexpr int kFromX = ((kUnit - kRadius) * C) & ~1;  // even start of window
   static constexpr int kPairsX = ((kUnit + kPixels + kRadius) * C - kFromX + 1) / 2;
   static_assert(kRadius <= kUnit);
-  // Registers of a thread, for planning: a lane's sums in the backward pass, and the
-  // rest. Rounded to the allocation unit they equal what `nvcc -Xptxas -v` prints for
-  // 9.0, so that a multiprocessor has room for kResident blocks. Launch bounds do not
-  // request that number, since they would change the compiler's schedule. On an H200
+  // Registers of a thread, for planning: in the backward pass, a lane's sums and the
+  // rest. Rounded up to the allocation unit, they equal what `nvcc -Xptxas -v` prints
+  // for 9.0, so kResident blocks fit on a multiprocessor. Launch bounds do not request
+  // that number, since they would change the compiler's schedule. On an H200
   // cudaOccupancyMaxActiveBlocksPerMultiprocessor agrees for each type, K and C, at
   // every even width up to 1198.
   static constexpr int kSums = K * kWindow * C;
@@ -54,7 +57,9 @@ struct Shape {
   static constexpr int kRegisters = kBackward ? kSums + kRest : kForward;
   static constexpr int kResident = (64 << 10) / kThreads / kRegisters;
 
-  // Elements of one task in shared memory, in this order, and the bytes of a block.
+  // Sizes in shared memory, in elements: of a row of filters, of grad and of input, and
+  // of a task, which has kStages rows of filters and grad and then kRing rows of input.
+  // Bytes() is the size of a block: its tasks, then two buffers of edge sums.
   __host__ __device__ static int FilterRow(int lanes) {
     return lanes * kPixels * kTaps;
   }
@@ -72,7 +77,9 @@ struct Shape {
            2 * kEdge * kThreads * sizeof(A);
   }
 
-  // A lane loads its two pixels' filters in pairs, which may span two rows of taps.
+  // A lane loads its two pixels' filters in pairs, which may span two rows of taps:
+  // a pair is loaded for its first row and, in the backward pass, stored after its
+  // last.
   __device__ static constexpr int RowOf(int e) { return e % kTaps / K; }
   __device__ static constexpr int FirstRow(int pair) {
     return RowOf(2 * pair) < RowOf(2 * pair + 1) ? RowOf(2 * pair)
@@ -84,8 +91,8 @@ struct Shape {
   }
 };
 
-// Calls move(e, word) for the words of kBytes bytes in [0, count) elements that lane
-// `lane` of `lanes` moves; e is the word's first element.
+// Calls move(e, word) for each word of kBytes bytes that lane `lane` of `lanes` moves,
+// out of `count` elements. e is the word's first element; `word` only has its type.
 template <int kBytes, typename S, typename Move>
 __device__ void ForWordsOf(int count, int lane, int lanes, const Move& move) {
   constexpr int kWord = kBytes / sizeof(S);
@@ -105,6 +112,7 @@ __device__ void ForWords(int bytes, int count, int lane, int lanes, const Move& 
   }
 }
 
+// Starts the copies of a lane's words of `count` elements to shared memory.
 template <typename S>
 __device__ void CopyAsync(int bytes, const S* from, int count, int lane, int lanes,
                           S* to) {
@@ -113,8 +121,8 @@ __device__ void CopyAsync(int bytes, const S* from, int count, int lane, int lan
   });
 }
 
-// Stores the C elements of each of a lane's two pixels. Unless `both`, the second pixel
-// is outside the image.
+// Stores the C elements of each of a lane's two pixels, or of the first alone unless
+// `both` are in the image.
 template <typename S, typename A, int C>
 __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, S* to) {
   if (both && bytes >= 2 * static_cast<int>(sizeof(S))) {
@@ -133,8 +141,8 @@ __device__ void StorePixels(const A (&from)[kPixels * C], bool both, int bytes, 
   }
 }
 
-// Computes output, or if kBackward grad_input and grad_filters. A step of the loop does
-// one row: it computes from staged filters and input, and starts the copies of the row
+// Computes output, or if kBackward grad_input and grad_filters. Each step of the loop
+// computes one row from staged filters and input, and starts the copies of the row
 // kStages further down.
 template <typename S, typename A, int K, int C, bool kBackward>
 __global__ void __launch_bounds__(kThreads)
@@ -147,7 +155,8 @@ __global__ void __launch_bounds__(kThreads)
   const int sub = threadIdx.x / w.lanes, lane = threadIdx.x % w.lanes;
   const int64_t task = int64_t{blockIdx.x} * w.subs + sub;
   const bool real = sub < w.subs && task < w.tasks;
-  // The strip's own columns and rows, and the ranges with halo that the task reads.
+  // The task's own columns [strip0, strip1) and rows [y0, y1), and with halo the
+  // columns [x0, x1) and rows [first, last) that it computes.
   const int strip0 = static_cast<int>(task % w.strips) * w.strip;
   const int strip1 = min(strip0 + w.strip, w.width);
   const int x0 = max(strip0 - Z::kHalo, 0), x1 = min(strip1 + Z::kHalo, w.width);
@@ -318,7 +327,8 @@ __global__ void __launch_bounds__(kThreads)
       if (real && y >= y0 && y < y1) {
         S* const to = grad_filters + ((image + y) * w.width + x0) * kTaps;
         const int begin = (strip0 - x0) * kTaps, end = (strip1 - x0) * kTaps;
-        // A lane stores the same words that its next copies overwrite.
+        // A lane stores the very words that its next copies overwrite, so that no
+        // barrier is needed in between.
         ForWords<S>(w.bytes, (x1 - x0) * kTaps, lane, w.lanes, [&](int e, auto word) {
           using Word = decltype(word);
           if (e < begin || e >= end) return;

@@ -15,12 +15,13 @@
 
 namespace capsops::inq_conv {
 
-// 2^top_exponent, the largest weight, as 2^top * 2^shift: weights are decoded with
-// `top`, so that they are normal numbers, and results are multiplied by 2^shift.
+// Splits 2^top_exponent, the largest weight, into 2^top * 2^shift: weights are decoded
+// with `top`, so that their type represents them all, and results are multiplied by
+// 2^shift.
 struct Exponents {
   int top, shift;
 
-  // `levels` is the number of powers of two. Those of float16 begin at 2^-24.
+  // `levels` is the number of powers of two. The smallest one of float16 is 2^-24.
   template <typename S>
   static Exponents Of(int32_t top_exponent, int levels) {
     int least = -60, most = 60;
@@ -33,6 +34,7 @@ struct Exponents {
     return {top, static_cast<int>(std::clamp(shift, -kMax, kMax))};
   }
 
+  // Returns 2^shift as two factors, since it may exceed the range of a float.
   capsule_conv::Scale scale() const {
     const int first = std::clamp(shift, -126, 127);
     return {std::ldexp(1.0f, first),
@@ -40,7 +42,8 @@ struct Exponents {
   }
 };
 
-// Decodes element i of a tensor of codes; codes past the code book are zero.
+// A tensor of codes that is decoded where it is read. Code 0 and codes past the code
+// book are zero.
 template <typename S>
 struct CodedWeights {
   const uint8_t* codes;
@@ -57,18 +60,21 @@ struct CodedWeights {
   }
 };
 
+// Decodes one weight per thread.
 template <typename S>
 __global__ void DecodeKernel(const CodedWeights<S> from, int64_t count, S* to) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) to[i] = from[i];
 }
 
+// Multiplies one value per thread by 2^shift.
 template <typename S>
 __global__ void ScaleKernel(int shift, int64_t count, S* values) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < count) values[i] = ldexp(values[i], shift);
 }
 
+// Converts one element per thread to another type.
 template <typename From, typename To>
 __global__ void ConvertKernel(const From* from, int64_t count, To* to) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;

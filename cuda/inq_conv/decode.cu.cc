@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Decodes weights, four a thread where they are a multiple of four.
+// Decodes weights: four per thread if their number is a multiple of four, else one.
 #include <cstdint>
 
 #include "cc/launch/inq_decode.h"
@@ -11,13 +11,14 @@
 namespace capsops::inq_decode {
 namespace {
 
-// S[kCount] as one access of memory.
+// kCount elements that a thread loads or stores at once.
 template <typename S, int kCount>
 struct alignas(sizeof(S) * kCount) Pack {
   S values[kCount];
 };
 
-// Codes past the code book are zero.
+// Decodes one pack per thread and multiplies it by the scales of its columns. Codes
+// past the code book are zero.
 template <typename S, int kCount>
 __global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes, const S* scales,
                              int64_t packs, int64_t columns, int levels,

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Chooses the kernel path of convolutions of 8-bit activations. The path "float" is
-// here: it rounds activations to 8-bit numbers, convolves these by InqConv's kernel
-// paths, and scales the sums. The numbers are exact in TF32.
+// here: it rounds activations to integers of 8 bits, convolves these with InqConv's
+// kernel paths, and scales the sums. The integers are exact in TF32.
 #include <cstdint>
 
 #include "cc/launch/inq_conv_int8.h"
@@ -14,6 +14,7 @@
 namespace capsops::inq_conv_int8 {
 namespace {
 
+// Computes q - zero_point of one element per thread (cc/launch/inq_conv_int8.h).
 template <typename S, typename A>
 __global__ void QuantizeKernel(const S* from, const float* scale, int zero_point,
                                int64_t count, A* to) {
@@ -25,6 +26,7 @@ __global__ void QuantizeKernel(const S* from, const float* scale, int zero_point
   to[i] = x < most ? x : most;
 }
 
+// Multiplies one sum per thread by its channel's multiplier.
 template <typename A, typename S>
 __global__ void MultiplyKernel(const A* sums, const float* multipliers,
                                int64_t channels, int64_t count, S* to) {

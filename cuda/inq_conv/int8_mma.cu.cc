@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Convolves bytes on int8 tensor cores. Passes of a call:
-// 1. Pack the weights: transpose them. If the zero point is not 0, add them up per
-//    output channel.
+// 1. Decode the weights to bytes and transpose them. If the zero point is not 0, sum
+//    them per output channel.
 // 2. Quantize the images of a round to bytes.
-// 3. Multiply (int8_product.cuh). Too few tiles are split along the contraction.
+// 3. Multiply (int8_product.cuh). If there are too few tiles for the GPU, blocks split
+//    the contraction.
 // 4. Add the partial sums of a split product.
-// A round has as many samples as fit in a limited workspace.
+// Passes 2 to 4 repeat in rounds of as many samples as fit in a limited workspace.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -26,10 +27,10 @@ constexpr int64_t kFarthest = 1 << 30;           // limit of positions and sizes
 // Limit of the quantized images of a round, unless one sample needs more. It keeps the
 // workspace under 64 MiB with up to 20 MiB of packed weights.
 constexpr int64_t kImageBytes = int64_t{32} << 20;
-constexpr int kLeastSteps = 4;  // steps of a split, about as many as fill the pipeline
+constexpr int kLeastSteps = 4;  // fewest steps per split, to fill the pipeline
 
-// Rounds 16 channels of a pixel per thread. The zero point, which is what 0 becomes,
-// fills channels past the last one and the piece before the image.
+// Quantizes 16 channels of a pixel per thread. Channels past the last one, and the
+// piece before the image, are filled with the zero point, which represents 0.
 template <typename S>
 __global__ void QuantizeKernel(const S* from, const float* scale, int zero_point,
                                int channels, int pieces, uint4* to) {
@@ -58,13 +59,13 @@ __global__ void QuantizeKernel(const S* from, const float* scale, int zero_point
   to[1 + i] = *reinterpret_cast<const uint4*>(&bytes);
 }
 
-// Packs kStepBytes weights of kColumns output channels per block. Codes are
-// [taps][channels][O].
+// Decodes and transposes kStepBytes weights of kColumns output channels per block, and
+// splits each into kOperands bytes. Codes are [taps][channels][out_channels].
 template <int kOperands>
 __global__ void __launch_bounds__(kThreads)
     PackKernel(const Product p, const uint8_t* codes, int levels, int taps,
                int channels, int8_t* packed) {
-  constexpr int kPitch = kStepBytes + 4;  // without bank conflicts of columns
+  constexpr int kPitch = kStepBytes + 4;  // avoids bank conflicts between columns
   __shared__ __align__(4) int8_t tile[kOperands][kColumns][kPitch];
   const int step = blockIdx.x / p.column_tiles;
   const int first_column = (blockIdx.x - step * p.column_tiles) * kColumns;
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds up the packed weights of an output channel per block, which is a warp.
+// Sums the packed weights of one output channel per block of one warp.
 template <int kOperands>
 __global__ void __launch_bounds__(kLanes)
     AddWeightsKernel(const Product p, const int8_t* packed, int32_t* weight_sums) {
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kLanes)
   if (threadIdx.x == 0) weight_sums[blockIdx.x] = sum;
 }
 
-// Adds the partial sums of a split product and completes them.
+// Adds the partial sums of a split product, and completes one output per thread.
 template <typename S>
 __global__ void AddSplitsKernel(const int32_t* partial, int splits,
                                 const int32_t* weight_sums, int zero_point,
@@ -139,7 +140,8 @@ __global__ void AddSplitsKernel(const int32_t* partial, int splits,
   Narrow(Complete(sum, zero_point, weights, multipliers[channel]), output + i);
 }
 
-// Operands that weights are split into. Magnitudes of 5 bits go up to 2^7.
+// Number of bytes that a weight is split into. Weights of 5-bit codes go up to 2^7,
+// which exceeds a signed byte.
 int Operands(const Problem& p) { return p.bits > 4 ? 2 : 1; }
 
 // The sizes of a round, and the offsets of buffers in the workspace.
@@ -190,7 +192,7 @@ struct Layout {
   }
 };
 
-// Why this path cannot do the problem, or "".
+// Returns why this path refuses the problem, or "".
 std::string Refusal(const GpuDevice& device, const Problem& p) {
   if (device.capability < 80) return "it needs compute capability 8.0 or newer";
   if (p.in_channels < kLeastChannels) {

@@ -20,7 +20,7 @@
 namespace capsops::inq_conv_int8::int8 {
 
 constexpr int kPieceBytes = 16;  // the unit of copies and of matrix rows
-constexpr int kPieces = 4;       // per row of a step
+constexpr int kPieces = 4;       // pieces of a matrix row per step
 constexpr int kStepBytes = kPieces * kPieceBytes;
 constexpr int kStages = 4;
 constexpr int kBlocks = 2;  // blocks that a multiprocessor should hold
@@ -46,15 +46,15 @@ struct Product {
   int channel_bytes;  // the padded channels of a pixel
   int out_channels, column_tiles;
   int steps, split_steps;  // all steps of the contraction, and those of a block
-  // The way from a thread's piece to that of the next step.
+  // Distance from a thread's piece to its piece of the next step.
   int next_row, next_column, next_channel;
 
   __host__ __device__ int64_t row_bytes() const { return int64_t{steps} * kStepBytes; }
   __host__ __device__ int columns() const { return column_tiles * kColumns; }
 };
 
-// The offset of a piece of a stage's matrix. The swizzle puts the same piece of 8
-// consecutive rows into different banks.
+// Returns the offset of a piece in a stage's matrix. The swizzle puts one piece of each
+// of 8 consecutive rows into different banks.
 __device__ inline int PieceOffset(int row, int piece) {
   return row * kStepBytes + (piece ^ row / 2 % kPieces) * kPieceBytes;
 }
@@ -76,9 +76,10 @@ __device__ inline void MultiplyBytes(const uint32_t (&a)[4], uint32_t b0, uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// A thread's part of gathering rows: the same piece of several pixels' windows. The
-// image begins with a piece that is copied in place of pixels outside. All offsets in
-// the image fit in 31 bits; those of positions outside may wrap.
+// Copies a thread's part of the left operand: one piece of the windows of several
+// pixels. The image begins with a piece of zero points, which is copied in place of
+// positions outside. Offsets in the image fit in 31 bits. Offsets of positions outside
+// may wrap, but are not used.
 class Gatherer {
  public:
   __device__ Gatherer(const Product& p, int pixels, int first_pixel, int step) {
@@ -99,8 +100,8 @@ class Gatherer {
     }
   }
 
-  // Starts to copy the pieces to `to`, the place of the first one, and advances by a
-  // step. Pieces past the last tap may be anything, as their weights are zero.
+  // Starts the copies of the pieces, the first one to `to`, and advances by a step.
+  // Pieces past the last tap may hold anything, since their weights are zero.
   __device__ void Load(const Product& p, const uint8_t* image, uint8_t* to) {
     const uint32_t down = row_ * p.dilation_height, right = column_ * p.dilation_width;
     const uint32_t offset = Offset(p, down, right) + channel_;
@@ -122,7 +123,7 @@ class Gatherer {
 
  private:
   static constexpr int kRowsOf = kRows / kCopyRows;
-  static constexpr int kOutside = INT32_MIN / 2;  // no tap is inside the image
+  static constexpr int kOutside = INT32_MIN / 2;  // too far for any tap to be inside
 
   __device__ static uint32_t Offset(const Product& p, uint32_t y, uint32_t x) {
     return (y * p.in_width + x) * p.channel_bytes;
@@ -133,17 +134,17 @@ class Gatherer {
   uint32_t offset_[kRowsOf];
 };
 
-// Completes a sum: subtracts what the zero point added, and scales. `weights` is the
-// sum of the channel's weights.
+// Completes a sum: subtracts the zero point's contribution, and scales. `weights` is
+// the sum of the channel's weights.
 __device__ inline float Complete(int sum, int zero_point, int weights,
                                  float multiplier) {
   return static_cast<float>(sum - zero_point * weights) * multiplier;
 }
 
-// Multiplies `pixels` pixels of `image` (see Gatherer). `packed` is
-// [kOperands][columns][row_bytes]; operand j counts 2^(j kOperandBits) times. Block x
-// is a tile, block y a range of steps. With `partial`, [split][pixel][channel], blocks
-// write sums and not `output`.
+// Convolves `image` (see Gatherer) for `pixels` output pixels. `packed` is
+// [kOperands][columns][row_bytes]; operand j is scaled by 2^(j kOperandBits). A block
+// computes tile blockIdx.x over range blockIdx.y of the steps. Unless `partial`,
+// [split][pixel][channel], is null, it stores sums there and nothing in `output`.
 template <typename S, int kOperands>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     ProductKernel(const Product p, int pixels, const uint8_t* image,
@@ -198,7 +199,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const uint32_t stage = shared + step % kStages * kStage;
 #pragma unroll
     for (int piece = 0; piece < kPieces; piece += 2) {
-      const int flip = piece * kPieceBytes;  // pieces 2 and 3 are those of 0 and 1 ^ 2
+      // XOR maps the swizzled offsets of pieces 0 and 1 to those of pieces 2 and 3.
+      const int flip = piece * kPieceBytes;
       uint32_t a[kTiles][4];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
   }
 
-  // Lanes hold 2 adjacent columns of a row, and again 8 rows further.
+  // A lane holds two adjacent columns of rows that are 8 apart.
   const bool pairs = p.out_channels % 2 == 0;
 #pragma unroll
   for (int n = 0; n < kProducts; ++n) {

@@ -4,9 +4,9 @@
 // Chooses the kernel path of convolutions with coded weights. They run as capsule
 // convolutions with one-row poses: on tensor cores with a filter packed from codes, or
 // in FMA with decoded weights. Powers of two are exact in every type, so if TF32 is not
-// allowed, only the activations are split: into two parts of TF32, or for wgmma into
-// three of bfloat16, which is twice as fast and loses nothing. 16-bit images that
-// tensor cores cannot do are widened to float.
+// allowed, only the activations are split: into two TF32 parts, or for wgmma into three
+// bfloat16 parts, which is twice as fast and loses nothing. 16-bit images that no
+// tensor-core path accepts are widened to float.
 #include <type_traits>
 #include <utility>
 #include <vector>

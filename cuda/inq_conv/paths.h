@@ -18,10 +18,10 @@ namespace capsops::inq_conv {
 struct Convolution {
   const char* op;
   bool backward;
-  int levels;
+  int levels;                     // powers of two in the code book
   int64_t codes, source, target;  // numbers of elements
-  capsule_conv::Tasks tasks;
-  capsule_conv::Problem poses;  // weights in their own layout
+  capsule_conv::Tasks tasks;      // for tensor cores; filters index the codes
+  capsule_conv::Problem poses;    // for FMA: a pose has all channels of a pixel
 
   Convolution(const Problem& problem, bool backward);
 };

@@ -34,7 +34,7 @@ int64_t Cost(const Problem& p, int64_t pixels) {
   return std::max<int64_t>(pixels * votes * (2 * p.iterations + 2) / 8, 1);
 }
 
-// Implements a device of capsule_conv_slabs_plan.h.
+// The CPU as a device of capsule_conv_slabs_plan.h.
 struct CpuSteps {
   using Exec = CpuExec;
   template <typename T>
@@ -42,8 +42,9 @@ struct CpuSteps {
 
   static int64_t SlabBytes(const CpuExec&) { return 2 << 20; }
 
-  // Types that share weights are neighboring pixels where possible. Convolutions of
-  // poses of one row read and write images in place, if parents fill a vector.
+  // Replaces pose rows by neighboring pixels where possible, if types share weights:
+  // with poses of one row, and enough columns to fill a vector, a convolution reads and
+  // writes images in place.
   static capsule_conv::Problem Convolution(const Problem& p, const Slab& slab) {
     constexpr int64_t kFewestColumns = 16;
     capsule_conv::Problem conv = ConvOf(p, slab);
@@ -110,7 +111,7 @@ struct CpuSteps {
     return MakesVotes<T>(p);
   }
 
-  // Routing works on the scratch of its tasks.
+  // Routing needs no space of its own, only the scratch of its tasks.
   template <typename T>
   static int64_t Space(const CpuExec&, const Problem&, bool) {
     return 0;
@@ -166,7 +167,7 @@ struct CpuSteps {
  private:
   // A part holds the gradients of bias and logits.
   static int64_t PartSize(const Problem& p) { return Columns(p) + p.types * p.parents; }
-  // The number of tasks of the gradient, each of which has a part.
+  // Returns the number of parts, one for each task of the gradient.
   template <typename T>
   static int64_t CountParts(const Problem& p) {
     constexpr int64_t kMostParts = 32, kMostBytes = 4 << 20;
@@ -174,14 +175,14 @@ struct CpuSteps {
     return std::clamp<int64_t>(kMostBytes / bytes, 1, kMostParts);
   }
 
-  // The pixels of tiles [begin, end), the last of which may not be full.
+  // Returns the pixels of tiles [begin, end). The last tile may not be full.
   static Range Pixels(int64_t lanes, int64_t begin, int64_t end, int64_t pixels) {
     return {begin * lanes, std::min(end * lanes, pixels)};
   }
 };
 
-// Returns the problem with one iteration if all votes of a type go to the one parent in
-// each of them.
+// Returns the problem with one iteration if there is a single parent, to which every
+// iteration assigns all votes.
 Problem Shortened(Problem p) {
   if (p.parents == 1 && !p.leaky) p.iterations = 1;
   return p;

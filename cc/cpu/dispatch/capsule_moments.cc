@@ -53,8 +53,8 @@ bool VotesAreUnused(const Problem& p) {
   return p.order == 0 && !p.has_linear && !p.has_precision;
 }
 
-// Returns the problem without votes that are empty or that no result depends on. There
-// may be more of them than memory could hold if poses or weights have no elements.
+// Returns the problem without votes that are empty or that no result depends on. If
+// poses or weights have no elements, there may be more votes than memory could hold.
 Problem DropUnusedVotes(Problem p) {
   if (VoteSize(p) == 0) p.order = p.has_linear = p.has_precision = 0;
   if (VotesAreUnused(p)) {
@@ -132,7 +132,7 @@ LaunchError RunForward(const CpuExec& exec, const char* op, const Problem& p,
                   });
 }
 
-// Sets gradients to zero that no window contributes to or whose votes are unused.
+// Zeros the gradients that no window contributes to, or that depend on unused votes.
 template <typename T>
 void ClearGradients(const Problem& p, const Gradients<T>& to) {
   const auto clear = [](auto* first, int64_t count) {

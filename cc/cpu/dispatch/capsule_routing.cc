@@ -30,7 +30,8 @@ int64_t CapsuleCost(const Problem& p, int64_t tiles) {
   return std::max<int64_t>(p.out_dim * tiles * 4, 1);
 }
 
-// The workspace consists of tiles: `tiles`, one for `running`, and the partial sums.
+// The workspace consists of tiles: all `tiles`, one tile `running`, and the partial
+// sums.
 template <typename T>
 struct Workspace {
   using A = Accumulator<T>;
@@ -95,7 +96,7 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
       });
 }
 
-// Plans zero gradients, for problems without elements of weights or without samples.
+// Plans zero gradients, for problems that have no weights or no samples.
 template <typename T>
 BackwardPlan<CpuExec, T> PlanZeros(const Problem& p) {
   return CpuPlan<BackwardPlan<CpuExec, T>>(

@@ -15,8 +15,8 @@ namespace {
 
 CAPSOPS_SELECTED_KERNELS
 
-// Returns the approximate cycles per task: one per filter weight, which has to be
-// loaded from memory, and one per 8 multiply-adds.
+// Returns the approximate cycles per task: one per filter weight, to load it from
+// memory, and one per 8 multiply-adds.
 int64_t Cost(const Problem& p, int64_t tasks) {
   const int64_t weights =
       p.batch * p.height * p.width * p.groups * p.kernel_height * p.kernel_width;

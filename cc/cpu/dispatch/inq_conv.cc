@@ -49,7 +49,7 @@ void ForAll(const CpuExec& exec, int64_t count, const Body& body) {
   });
 }
 
-// Most bytes of the float copies of 16-bit images, unless one sample needs more.
+// The most bytes of the float copies of 16-bit images, unless one sample needs more.
 constexpr int64_t kWideBytes = 16 << 20;
 
 // The forward convolution or, with kGradient, the input gradient.

@@ -19,7 +19,8 @@ namespace {
 
 CAPSOPS_SELECTED_KERNELS
 
-// The largest weight of 5 bits, 2^7, takes 16 bits.
+// Chooses the fastest product. Codes of 5 bits include the weight 2^7, which does not
+// fit in a signed byte.
 Product Choose(const Problem& p) {
   if (!UseVnni()) return Product::kMaddWords;
   return p.bits < 5 ? Product::kDotBytes : Product::kDotWords;

@@ -30,8 +30,8 @@ class Scratch {
   void* data_;
 };
 
-// Calls run(begin, end, scratch) on ranges of tasks. `cost` is the cycles of one task,
-// and each range has its own `scratch_bytes` bytes.
+// Calls run(begin, end, scratch) on ranges of tasks. `cost` is the number of cycles of
+// one task. Each range has `scratch_bytes` bytes of scratch of its own.
 template <typename Run>
 LaunchError ForRanges(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
                       int64_t scratch_bytes, const Run& run) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Shares of any size, and the gradients of the logits: one number per vote [position,
-// k, o], 0 for children outside of the image.
+// Kernels for problems of any size that compute the shares and the gradients of the
+// logits: one number per vote [position, k, o], 0 for children outside of the image.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,8 @@ __device__ Statistic<T> Activation(const Operands<T>& in, int64_t capsule) {
   return Widen(in.activations[capsule]);
 }
 
-// Writes logits, and if `dq` is not null the gradients of activation * share.
+// Computes the logits, one vote per thread, and if `dq` is not null the gradients dq of
+// activation * share.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {
@@ -84,6 +85,7 @@ __device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
   }
 }
 
+// Returns the number of sets.
 constexpr int64_t Sets(const Problem& p) {
   return p.normalize == kAll ? Capsules(p) : NumWindows(p) * Children(p);
 }
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) SoftmaxKernel(Problem p, S* logits) 
   }
 }
 
-// Writes the gradients of activations, one warp per capsule.
+// Computes the gradients of activations, one warp per capsule.
 template <typename S, typename N>
 __global__ void __launch_bounds__(kThreads)
     ActivationKernel(Problem p, const S* shares, const S* dq, N* grad_activations) {
@@ -133,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Replaces dq with the gradients of logits, one warp per set.
+// Replaces dq with the gradients dz of the logits, one warp per set.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitGradientKernel(Problem p, Operands<T> in, const S* shares, S* dq) {

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over votes of any size, from the shares and logit gradients dz that shares.cuh
-// has written. A thread computes one number of a result, or one slice of its sum;
-// slices are added in order, so results are deterministic.
+// Kernels for votes of any size that sum over votes, from the shares and logit
+// gradients dz that the kernels of shares.cuh have written. A thread computes one
+// number of a result, or one slice of its sum; slices are added in order, so results
+// are deterministic.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +64,8 @@ __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t pare
   }
 }
 
-// Number of threads: one per number of each parent's vote, and at least one per parent.
+// Returns the number of threads: one per number of each parent's vote, and at least one
+// per parent.
 constexpr int64_t ParentNumbers(const Problem& p) {
   const int64_t size = VoteSize(p);
   return NumWindows(p) * p.out_channels * (size > 0 ? size : 1);
@@ -93,7 +95,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Gradients of the statistics. `grad` are those of the moments.
+// Computes the gradients of the statistics, one thread per number. `grad` are the
+// gradients of the moments.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     StatisticKernel(Problem p, Operands<T> in, Moments<const S> grad,
@@ -123,7 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Gradient of number `at` of a vote.
+// Returns the gradient of one number of a vote; `at` is its index in the parents'
+// tensors, and `q` is activation * share.
 template <typename T, typename S = Statistic<T>>
 __device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
                           int64_t at, S vote, S q, S dz) {
@@ -166,8 +170,8 @@ __global__ void __launch_bounds__(kLanes* kSlices)
                [&](int64_t i, S sum) { Narrow(sum, grad_poses + i); });
 }
 
-// Gradients of weights. Unless this is the first slice of the batch, adds to `sums`;
-// the last slice writes `grad_weights`.
+// Computes the gradients of weights. Unless this is the first slice of the batch, adds
+// to `sums`; the last slice writes `grad_weights`.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kLanes* kSlices)
     WeightKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,
@@ -205,7 +209,8 @@ __global__ void __launch_bounds__(kLanes* kSlices)
   });
 }
 
-// Computes the gradient of the prior, added to that of previous slices.
+// Computes the gradient of the prior, and adds it to `grad_prior` unless this is the
+// first slice of the batch.
 template <typename S>
 __global__ void __launch_bounds__(kLanes* kSlices)
     PriorKernel(Problem p, const S* dz, bool first, S* grad_prior) {

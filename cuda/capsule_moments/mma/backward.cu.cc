@@ -25,7 +25,7 @@ LaunchError WithTile(const Problem& p, const GpuExec& exec, const Run& run) {
   });
 }
 
-// The tile of weights of a block: its shared memory in bytes, and its children.
+// Size of a WeightKernel block: its shared memory in bytes, and its children.
 struct TileSize {
   int bytes, children;
 
@@ -40,8 +40,7 @@ struct TileSize {
   }
 };
 
-// Number of blocks that share the positions of a tile, each of which writes partial
-// sums.
+// Returns how many blocks share the positions of a tile. Each writes partial sums.
 inline int CountParts(const Problem& p, const GpuExec& exec) {
   const int64_t tiles = CeilDivide(Children(p), TileSize(p, exec).children);
   return static_cast<int>(std::clamp<int64_t>(exec.device.processors / tiles, 1,
@@ -63,7 +62,7 @@ LaunchError LaunchWeights(const GpuExec& exec, const Inputs& in, const Gradient&
   return WithTile(in.p, exec, run);
 }
 
-// Writes the gradients of one slice; those of weights and prior as partial sums.
+// Computes the gradients of one slice, for weights and prior as partial sums.
 template <bool kSplit, typename T>
 LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
                           const Moments<const float>& moments, const Gradients<T>& to,

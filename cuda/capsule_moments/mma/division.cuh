@@ -54,6 +54,7 @@ struct ThreadCoord {
   }
 };
 
+// The arrays of one stage in shared memory.
 template <int Q>
 struct StageView {
   float* weights;   // [kChunk][outs][Q][4]
@@ -66,8 +67,8 @@ struct StageView {
         state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
 };
 // Sizes in floats of a stage, of one number per vote of a chunk, and of the pose
-// gradients of each warp's rows. Rows of votes are padded by four words, against bank
-// conflicts of threads with one parent each and of those with eight.
+// gradients of all warps' rows. A row of votes is padded by four words, which avoids
+// bank conflicts whether a thread has one parent or eight.
 template <int Q>
 __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * Q * kSide + d.windows() * (Q * kSide + 4));
@@ -100,8 +101,8 @@ struct alignas(8) VoteTerms<true> {
   __device__ VoteTerms(float z, float dq) : z(z), dq(dq) {}
 };
 
-// Starts to write the state of a child's row; `capsule` is -1 outside of the image.
-// Without logits (kEqual) every share is `equal`; otherwise kGiven needs in.scales.
+// Starts the copies of a row's state; `capsule` is -1 outside of the image. Without
+// logits (kEqual) every share is `equal`. With logits, the rule kGiven needs in.scales.
 template <bool kEqual, typename N>
 __device__ void StageState(const Inputs& in, int capsule, float equal, RowState* to) {
   if (capsule < 0) {
@@ -133,7 +134,7 @@ template <bool kEqual>
 struct ChildIterator {
   Corner corner;
   Child child;
-  bool any;
+  bool any;     // whether the window exists
   int capsule;  // index of the child, or -1 outside the image
   float equal;  // share of the child, if kEqual
 
@@ -170,7 +171,7 @@ __device__ int RowsOf(const Division& d, int chunk) {
   return min(kChunk, d.children - chunk * kChunk) * d.outs * Q;
 }
 
-// Starts the copies of a stage, for the chunk after that of the previous call. Returns
+// Starts the copies of a stage. `chunk` is the one after the previous call's. Returns
 // whether all children that this thread stages exist.
 template <bool kEqual, int Q>
 __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,

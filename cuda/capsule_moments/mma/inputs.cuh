@@ -35,8 +35,8 @@ struct Inputs {
   Rule rule;
   const void *poses, *activations, *weights;
   const float *bias, *linear, *precision, *center, *prior;
-  // Per capsule, for kGiven: {max, scale}, null where no logits are given so that all
-  // shares of a child are equal; and the sums of share dr.
+  // For kGiven, per capsule: {max, scale}, and the sums of share dr. Without logits,
+  // when all shares of a child are equal, both are null.
   const float2* scales;
   const float* dots;
 };
@@ -60,19 +60,20 @@ Inputs MakeInputs(const Problem& p, const Operands<T>& from) {
           nullptr};
 }
 
+// Gradients of the moments, or null.
 struct Gradient {
   const float *mass, *first, *second;
 };
 
 // State of a row, that is of one child of one window: its activation, the maximum and
-// scale of its softmax, and the sum of share dr. A child outside of the image has
-// zeros; an existing child has a nonzero `scale`.
+// scale of its softmax, and the sum of share dr. All are zero for a child outside of
+// the image; an existing child has a nonzero `scale`.
 struct RowState {
   float activation, maximum, scale, dot;
 };
 
-// Outputs of a pass, null if not wanted. With `scales` a pass writes these, `dots` and
-// nothing else. `partial` is [slots][kSums][kThreads], where the path has `Slots`.
+// Outputs of a pass, null if not wanted. If `scales` is not null, a pass writes only
+// `scales` and `dots`. `partial` is [Division::Slots()][kSums][kThreads].
 struct Results {
   bool gradients;
   float *mass, *first, *second;
@@ -86,16 +87,16 @@ struct Results {
   float* partial;
 };
 
-// The state of rows, and the partial gradients of weights and prior that are made from
-// it; kernels add to these unless `overwrite`.
+// Parameters of WeightKernel: the state of rows, which it reads, and partial gradients
+// of weights and prior, to which it adds unless `overwrite`.
 struct WeightSums {
   const RowState* state;
   float *weights, *prior;
   bool overwrite;
 };
 
-// Writes four numbers, from `h` on, of a parent's results from its sums; with h = 0
-// also the scalar result. `gradients` is that of `out`, maybe known at compile time.
+// Computes four numbers, from `h` on, of a parent's results from its sums, and stores
+// them; with h = 0 also the scalar result. `gradients` is out.gradients.
 __device__ inline void Finish(const Inputs& in, const Gradient& grad,
                               const Results& out, bool gradients, int64_t parent, int h,
                               float sum, const float (&first)[4],

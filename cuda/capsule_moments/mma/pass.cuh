@@ -2,14 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // One pass over the children of all windows. A thread keeps the statistics and sums of
-// one parent of one window in registers. A block does a group of windows with all their
-// parents, kChunk children at a time:
-//   1. computes the votes and from them the logits;
-//   2. turns logits into shares, in shared memory;
-//   3. computes the votes again and adds them to the sums.
-// Votes come from tensor cores, so that recomputing them is cheaper than storing them.
-// If a share depends on its own logit alone (kDirect), because its softmax is known or
-// there is none, a thread does all three with one vote and no logits are stored.
+// one parent of one window in registers. A block processes a group of windows with all
+// their parents, kChunk children at a time:
+//   1. It computes the votes and from them the logits.
+//   2. It replaces logits with shares, in shared memory.
+//   3. It computes the votes again and adds them to the sums.
+// Votes are computed on tensor cores, which is cheaper than storing them. If a share
+// depends on its own logit alone (kDirect), because its softmax is known or there is
+// none, a thread does all three steps at once for a vote, and stores no logits.
 //
 // The work is a list of units (group, chunk), which blocks split evenly. A group may
 // therefore begin in one block and end in another; such blocks write partial sums to
@@ -33,11 +33,11 @@ __device__ int RowAt(int g, int row, int q) {
 }
 
 // Adds the pose gradients `rows` of a chunk over the warps of each window, and writes
-// them. If kDirect, it also writes each row's state and the gradient of its activation:
+// them. If kDirect, also writes each row's state and the gradient of its activation:
 // `dqs`, [warp][child][window of the warp], are the warps' sums of share dq. If kEqual,
-// `dqs` lack the factor share, and `rows` activation * share. If `linear`, `dqs` lack
-// <dfirst, u>, whose sum over parents is the inner product of the pose and its
-// gradient.
+// `dqs` lack the factor share, and `rows` the factor activation * share. If `linear`,
+// `dqs` also lack <grad_first, u>; its sum over parents is computed here, as the inner
+// product of the pose and its gradient.
 template <bool kDirect, bool kEqual, bool kSplit, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
                         const StageView<Q>& stage, const float* dqs, bool linear,
@@ -88,8 +88,10 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
   }
 }
 
-// Runs a forward or gradient pass over this block's units (kLogit: statistics.cuh).
-// kDirect is for rules other than kSoftmax.
+// Computes the moments, or if kGradient the gradients of statistics, poses and
+// activations and each row's state, or with out.scales only the rows' softmaxes (see
+// Results), for this block's units. kSecond: second moments take part; kLogit: see
+// statistics.cuh; kDirect: for rules other than kSoftmax.
 template <bool kGradient, bool kSecond, int kLogit, int Q, bool kSplit, bool kDirect>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
@@ -328,7 +330,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     unit += chunk1 - chunk0;
     if (!sums) continue;
     if constexpr (kGradient && kEqual) {
-      // Only `center` has a gradient, which needs no sums.
+      // Without logits only `center` has a gradient, which needs no sums.
       if (mine && chunk0 == 0) {
         const float none[4] = {};
         for (int h = 0; h < kSize; h += 4)

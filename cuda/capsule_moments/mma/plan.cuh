@@ -24,8 +24,8 @@ namespace capsops::capsule_moments::mma {
 LaunchError FinishPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Division& d, const Gradient& grad, const Results& out);
 
-// Merges {max, scale} of each capsule's rows, and the sums of share dr that were
-// computed with each row's own shares. Null `row_dots` are skipped.
+// Merges {max, scale} of each capsule's rows, and unless `row_dots` is null the sums of
+// share dr, which each row has computed with its own shares.
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots);
@@ -37,7 +37,7 @@ LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                     const float* poses, const float* activations, S* grad_poses,
                     S* grad_activations);
 
-// Size of shared memory of PassKernel in bytes.
+// Returns PassKernel's shared memory in bytes.
 template <bool kGradient>
 int PassBytes(const Problem& p, const Division& d) {
   const int floats =
@@ -45,12 +45,14 @@ int PassBytes(const Problem& p, const Division& d) {
   return floats * static_cast<int>(sizeof(float));
 }
 
+// Returns the work split of a pass.
 template <bool kGradient>
 Division Divide(const Problem& p, const GpuExec& exec) {
   Division d;
   d.image = Image(p);
   d.outs = static_cast<int>(p.out_channels);
-  // More lanes than parents mean fewer windows, for GPUs with little shared memory.
+  // If shared memory is small, pads the parents more, so that a group has fewer
+  // windows.
   for (d.lanes_log2 = 3;
        d.lanes() < d.outs ||
        (d.lanes() < kLanes && PassBytes<kGradient>(p, d) > exec.device.shared);) {
@@ -173,8 +175,7 @@ LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
   return second ? with_logit(std::true_type{}) : with_logit(std::false_type{});
 }
 
-// Launches one pass, and the split-K reduction if blocks share groups. tile.cuh
-// explains kSplit.
+// Launches one pass, and FinishKernel if blocks share groups. tile.cuh explains kSplit.
 template <bool kGradient, bool kSplit>
 LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Gradient& grad, const Results& out) {
@@ -200,7 +201,7 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
 }
 
 // If the shares are normalized over several windows, computes {max, scale} of each
-// capsule, and if kGradient also the sums of share dr. Puts them into `in`.
+// capsule, and if kGradient also the sums of share dr, and sets their pointers in `in`.
 template <bool kGradient, bool kSplit>
 LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
                   const Gradient& grad, const Workspace& at, void* workspace) {

@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels that reduce what passes write: the partial sums of a group of windows, and
-// the rows [position, k] of a capsule.
+// Kernels that reduce the results of passes: the partial sums of a group of windows,
+// and the rows [position, k] of a capsule.
 #include <algorithm>
 #include <cstdint>
 
@@ -11,8 +11,8 @@
 
 namespace capsops::capsule_moments::mma {
 
-// Adds the partial sums of each group that several blocks share. Block (x, y) does four
-// numbers, from 4 y on, of the votes of group x's parents.
+// Adds the partial sums of each group that several blocks share. Block (x, y) computes
+// four numbers, from 4 y on, of each result of group x's parents.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
   TriggerDependentLaunch();
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kThreads)
   if (row_dots != nullptr) dots[i] = dot / sum;
 }
 
-// Adds up the gradients of capsules over their rows. A block does the capsules of one
-// pixel, which are seen by the same windows, and a thread does one row of a pose.
+// Adds the gradients of capsules over their rows. A block has the capsules of one
+// pixel, which the same windows see, and a thread sums one row of a pose.
 template <int Q, typename N>
 __global__ void __launch_bounds__(kThreads)
     CapsuleKernel(Problem p, const float* poses, const float* activations,

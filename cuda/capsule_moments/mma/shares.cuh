@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Turns the logits of a chunk into shares by a softmax over parents, in shared memory,
-// and computes the gradients of the logits. A thread has eight parents of one row
-// [position, k], so that one, two or four neighbouring threads have a whole row.
+// Softmax over parents of the logits of a chunk, in shared memory, and the gradients of
+// the logits. A thread has eight parents of one row [position, k], so that one, two or
+// four neighbouring threads have a whole row.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,9 @@ __device__ inline void MakeShares(int threads, float factor, float (&z)[kEight],
   for (float& x : z) x *= factor;
 }
 
-// Replaces logits with activation * share, and the gradients of the latter with those
-// of the logits. Writes the row's scalar results.
+// Replaces logits with activation * share. If kGradient, also replaces the gradients of
+// these with the gradients of the logits, and writes the row's state. With out.scales
+// it only writes the row's softmax (see Results).
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
                            const RowState* all_states, VoteTerms<kGradient>* votes,

@@ -26,14 +26,14 @@ struct ParentAt {
   }
 };
 
-// Compensates on average for the tensor core's truncation of an operand to TF32, like
-// Prepare(). The vote gradients carry this factor, so that they need no rounding.
+// Factor that compensates on average for the tensor core's truncation of an operand to
+// TF32, like Prepare(). Vote gradients include it, so that they need no rounding.
 template <bool kSplit>
 constexpr float kDebias = kSplit ? 1 : 1 + 0.71f * 0x1p-11f;
 
-// The statistics of a thread's parent. kLogit is 0 without logits, so that all shares
-// of a child are equal, 1 for logits without a linear part, and 2 for complete logits.
-// kOnce is for Differentiate().
+// The statistics of a thread's parent. kLogit is 0 without logits, when all shares of a
+// child are equal, 1 for logits without `linear` and prior, and 2 for complete logits.
+// kOnce: the caller uses Differentiate().
 template <bool kGradient, bool kSecond, int kLogit, bool kSplit, bool kOnce>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
@@ -52,7 +52,7 @@ struct Statistics {
 #pragma unroll
       for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
     }
-    // With equal shares, the share is applied after the gradient has been contracted.
+    // With equal shares, kDebias is applied here and the share after Contract().
     constexpr float kFactor = kLogit == 0 ? kDebias<kSplit> : 1;
     if constexpr (kGradient) LoadParent<kPresent>(at.first_grad, kFactor, first_grad);
     if constexpr (kGradient && kSecond) {
@@ -60,7 +60,7 @@ struct Statistics {
     }
   }
 
-  // Computes the logit, without the prior, and the gradient of activation * share.
+  // Computes the logit, without the prior, and the gradient dq of activation * share.
   __device__ void Sum(const float (&u)[kSize], float* z, float* dq) const {
     float logits[2] = {}, grads[2] = {}, seconds[2] = {};
 #pragma unroll
@@ -85,7 +85,8 @@ struct Statistics {
     }
   }
 
-  // Gradient of number h of a vote through the moments, without the factor share.
+  // Returns the gradient of number h of a vote through the moments, without the factor
+  // activation * share.
   __device__ float MomentGradient(int h, float u) const {
     if constexpr (kSecond) return first_grad[h] + second_grad[h] * u;
     return first_grad[h];
@@ -98,8 +99,8 @@ struct Statistics {
     return child.activation * share;
   }
 
-  // Returns the gradient of a vote's logit, and sets that of the vote, and the share
-  // times its gradient over the activation.
+  // Returns the gradient dz of a vote's logit, and sets the gradient of the vote and
+  // share dq.
   __device__ float Differentiate(const float (&u)[kSize], Rule rule,
                                  const RowState& child, float prior,
                                  float (&gradient)[kSize], float* share_dq) const {
@@ -109,7 +110,7 @@ struct Statistics {
       weighted[h] = precision[h] * u[h];
       logits[h % 2] += weighted[h] * u[h];
       if constexpr (kLogit > 1) lines[h % 2] += linear[h] * u[h];
-      // First the gradient of the share's factor, from which that of the vote follows.
+      // Holds first_grad + second_grad u until the gradient of the vote replaces it.
       gradient[h] = first_grad[h];
       if constexpr (kSecond) gradient[h] += second_grad[h] * u[h];
       grads[h % 2] += gradient[h] * u[h];

@@ -1,16 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared parts of the mma kernels. A warp computes the votes of 32 pairs of a window
-// and a parent, one whole vote per thread, as four products of 16 x Q and Q x 8
+// Products and copies of the mma kernels. A warp computes the votes of 32 pairs of a
+// window and a parent, one whole vote per thread, as four products of 16 x Q and Q x 8
 // matrices: the thread's group of four (g) selects rows of one operand, and its number
 // in the group (t) columns of the other. Everything in shared memory is float; 16-bit
 // elements are widened when they are copied there.
 //
 // With kSplit the kernels are as exact as float: each operand is split into two TF32
-// numbers, which takes three products, and these are added to other sums in float,
-// because tensor cores truncate sums. Without it, operands are TF32: floats that have
-// been rounded, or 16-bit elements, which are exact.
+// numbers, which takes three products, and products are added to sums in float, because
+// tensor cores truncate sums. Without kSplit, operands are TF32: rounded floats, or
+// 16-bit elements, which are exact.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -121,6 +121,7 @@ __device__ void StagePoseRow(const N* poses, int capsule, int row, float* to) {
     for (int q = 0; q < Q; ++q) to[row + q * kSide] = 0;
   }
 }
+// Rounds a row of a transposed pose to TF32.
 template <int Q>
 __device__ void PreparePoseRow(int row, float* pose) {
 #pragma unroll
@@ -172,8 +173,8 @@ constexpr int Place(int row, int column) {
 // Computes a thread's vote - center. The operands, truncated to TF32 unless kSplit, are
 // Q x 4 matrices in shared memory; columns of the left one become rows of the vote, or
 // columns if kTransposed. With g the thread's group of four in the warp and t its
-// number in the group, `left` points to row t of the matrix of pair g, and `right` to
-// row t, column 2 (g % 2), of the matrix of pair g / 2.
+// number in the group, `left` points to row t of left matrix g (of 8), and `right` to
+// row t, column 2 (g % 2), of right matrix g / 2 (of 4).
 template <bool kTransposed, bool kSplit, int Q>
 __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {
@@ -219,10 +220,10 @@ __device__ void MakeVote(const float* left, const float* right,
 }
 
 // Multiplies vote gradients, one per thread, by Q x 4 matrices in shared memory, and
-// adds to `sums`. The contraction is over the four pairs of a group and the columns of
-// the gradient, or its rows if kTransposed. `right` points to row g of the matrix of
-// pair t, which is scaled by `factor`, or counts as zero unless `counts`.
-// sums[i] are {row 2i; columns 2t, 2t + 1}, {row 2i + 1; the same columns}, for pair g.
+// adds to `sums`. The contraction is over the four threads of a group and the columns
+// of the gradient, or its rows if kTransposed. `right` points to row g of matrix t (of
+// 4), which is scaled by `factor`, and counts as zero unless `counts`. sums[i] are
+// columns 2t and 2t + 1 of row 2i, and then of row 2i + 1, of group g's result.
 template <bool kTransposed, bool kSplit>
 __device__ void Contract(const float (&gradient)[kSize], const float* right,
                          bool counts, float factor, float (&sums)[2][4]) {
@@ -249,7 +250,7 @@ __device__ void Contract(const float (&gradient)[kSize], const float* right,
     for (int i = 0; i < 2; ++i) {
       const OperandOf<kSplit, 4> a[] = {left(i, 0), left(i, 1)};
       float product[4] = {};
-      // The small terms come first, so that little of them is truncated.
+      // Adds the small terms first, so that less of them is truncated.
       Multiply(a[0].low, b[0].high, product);
       Multiply(a[1].low, b[1].high, product);
       Multiply(a[0].high, b[0].low, product);

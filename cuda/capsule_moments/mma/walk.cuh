@@ -23,6 +23,7 @@ struct Axis {
   }
 };
 
+// Both axes of an image, and its channels.
 struct Image {
   Axis y, x;
   int channels;
@@ -62,6 +63,7 @@ struct Pixel {
   }
 };
 
+// A child of a window: its tap and its channel.
 struct Child {
   int kh, kw, c;
 

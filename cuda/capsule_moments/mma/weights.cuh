@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Gradients of weights and prior. A warp has eight parents and four windows, and a
-// thread one such pair for several children. The children's gradients stay in registers
-// while the warp loops over windows, and a parent's statistics are loaded once for
-// several votes. PassKernel has written the state of each row [position, k], so that
-// the softmax needs no reduction here.
+// thread one pair of these for several children. The children's gradients stay in
+// registers while the warp loops over windows, and a parent's statistics are loaded
+// once for several votes. PassKernel has written the state of each row [position, k],
+// so that the softmax needs no reduction here.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace capsops::capsule_moments::mma {
 // WeightKernel's work split and shared memory. A tile has kFour windows.
 template <bool kSecond, int kLogit, int Q, bool kSmall>
 struct Tile {
-  // Three warps per scheduler, with 168 registers a thread; two if the statistics alone
-  // take half of those, and one if shared memory is small.
+  // Three warps per scheduler, with 168 registers per thread; two if the statistics
+  // alone take half of these registers, and one if shared memory is small.
   static constexpr int kWarps = kSmall ? 4 : kLogit == 2 ? 8 : 12;
   static constexpr int kThreads = kWarps * kLanes;
   // With Q = 4, one product of eight columns does two children of four columns each.
@@ -72,8 +72,9 @@ struct Tile {
   }
 };
 
-// Starts the copies of the statistics of four windows, from `first` on. Skips absent
-// tensors. Windows from `end` on have no children: they read the last window's.
+// Starts the copies of the parents' statistics of four windows, from `first` on. Skips
+// absent tensors. Windows from `end` on have no children, and get a copy of the last
+// window's statistics.
 template <typename TileOf, bool kSecond, int kLogit>
 __device__ void FillParents(const Inputs& in, const Division& d, const Gradient& grad,
                             int first, int end, float* parents) {
@@ -159,8 +160,8 @@ __device__ void WaitForChildren(const Inputs& in, const Division& d, float* pose
   }
 }
 
-// Computes the gradients of weights and prior: block (x, y) does the children of x and
-// the windows of part y.
+// Computes the gradients of weights and prior: block (x, y) sums over part y of the
+// windows, for tile x of the children.
 template <bool kSecond, int kLogit, int Q, bool kSmall, bool kSplit>
 __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 1)
     WeightKernel(Inputs in, Division d, Gradient grad, WeightSums out) {
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
                                   statistics.minus_center, u);
       }
       if constexpr (kLogit == 0) {
-        // Float poses are already rounded without bias.
+        // Float poses have already been compensated for truncation.
         factor = state.activation * state.scale *
                  (in.element == Element::kFloat ? 1 : kDebias<kSplit>);
 #pragma unroll

@@ -19,16 +19,16 @@ constexpr int kBackwardK = 8;         // elements of in_dim per warp
 constexpr int kPerStep = 4;           // samples per warp and step
 constexpr int kRing = 2;              // stages of kPerStep samples in shared memory
 
-// The warps of a block, which does one input capsule: column_tiles x k_tiles warps for
-// a sample, and `groups` of those for different samples.
+// Work split of a block, which computes one input capsule: column_tiles x k_tiles warps
+// share a sample, and `groups` such sets of warps take different samples.
 struct Division {
   int column_tiles, k_tiles, groups;
 };
 
-// Copies a warp's part of one sample after the other to shared memory: `width` elements
-// of grad, zero-padded to kColumns, and `depth` of input, zero-padded to kBackwardK. If
-// both consist of 16-byte words (kWords) the copies are asynchronous. A lane copies the
-// same words of every sample, so that a pointer costs one addition.
+// Copies a warp's part of successive samples to shared memory: `width` elements of
+// grad, zero-padded to kColumns, and `depth` of input, zero-padded to kBackwardK. If
+// both consist of 16-byte words (kWords), the copies are asynchronous. A lane copies
+// the same words of every sample, so that a pointer costs one addition per sample.
 template <typename S, int kColumns, bool kWords>
 class SampleLoader {
  public:
@@ -83,8 +83,9 @@ class SampleLoader {
   int64_t step_[kRounds];
 };
 
-// Warps work independently, each on its own samples, columns and part of in_dim, except
-// that several column tiles reduce grad_input together.
+// Computes grad_input and grad_weights of one input capsule per block. Warps work
+// independently, each on its own samples, columns and part of in_dim, except that
+// several column tiles reduce grad_input together.
 template <typename S, typename A, int V, bool kWords, int kWarps>
 __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 : 1)
     BackwardKernel(Sizes z, Division d, const S* __restrict__ grad,
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 :
     }
     __syncthreads();
   }
-  // Adds up the groups' sums over their samples, the upper half to the lower.
+  // Reduces grad_weights over the groups: each step adds the upper half to the lower.
   __pipeline_wait_prior(0);
   const int tiles = d.column_tiles * d.k_tiles;
   for (int half = d.groups / 2; half > 0; half /= 2) {

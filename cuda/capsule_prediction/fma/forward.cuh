@@ -31,6 +31,8 @@ __device__ void StageSamples(const Sizes& z, const S* input, int64_t i, int64_t 
   }
 }
 
+// Computes output of kForwardSamples samples, one input capsule and 32 V columns per
+// block. A lane keeps the weights of V columns in registers.
 template <typename S, typename A, int K, int V>
 __global__ void __launch_bounds__(kForwardWarps* kLanes)
     ForwardKernel(Sizes z, int64_t column_tiles, const S* __restrict__ input,

@@ -34,7 +34,8 @@ bool Words(int64_t length, std::initializer_list<const T*> pointers) {
          std::all_of(pointers.begin(), pointers.end(), Aligned16);
 }
 
-// Work split for V columns per lane; `groups` is 0 if a block has too few warps.
+// Returns the work split for V columns per lane; `groups` is 0 if a block has too few
+// warps.
 Division Divide(const Problem& p, int v) {
   const auto tiles = [](int64_t count) {
     // Powers of two divide the warps. Anything over kMaxBackwardWarps is refused.
@@ -91,7 +92,8 @@ LaunchError WithV(int v, const Launch& launch) {
   return launch(std::integral_constant<int, 1>{});
 }
 
-// V such that a lane's V K weights fill at most this part of its registers.
+// The largest V whose V K weights take at most 320 (forward) or 160 bytes of a lane's
+// registers.
 template <typename T>
 constexpr int kForwardMaxV(int k) {
   return 320 / sizeof(Accumulator<T>) / k;

@@ -15,11 +15,11 @@ namespace capsops::capsule_routing::mma {
 // For each tile of samples a team computes the predictions and all their inner
 // products, then the softmaxes, one thread per row, and then, element by element,
 //   du_hat = sum_r (c_r ds_r + db_r V_r),
-// which is the left operand of two products: with weights, for the gradient of input,
-// and transposed with input, for that of weights. `vectors` are V and ds, alternating,
+// which is the left operand of two products: du_hat times weights is grad_input, and
+// du_hat transposed times input is grad_weights. `vectors` are V and ds, alternating,
 // of kIterations iterations. With kAdd, the results are added to the gradients.
 // Without, the first V is zero and omitted: c_1 is the same for all samples, and the
-// sum of db_1 over samples follows from that of the inner products. The vectors and
+// sum of db_1 over samples follows from the summed inner products. The vectors and
 // input of a tile are staged in shared memory, double-buffered if `stages` is 2.
 template <typename S, int D, int K, Tf32 kTf32, bool kAdd>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    // Clears the weights of padded samples and iterations. Their vectors are zero, but
+    // Clears c and db of padded samples and iterations. Their vectors are zero, but
     // u_hat may be infinite.
     if (iterations < R || (tile + 1) * kTileSamples > z.batch) {
 #pragma unroll
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    // Exchanges the sums of each warp's output capsules.
+    // Adds grad_input over the team's warps, which have different output capsules.
 #pragma unroll
     for (int n = 0; n < kCaps; ++n) {
 #pragma unroll
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       for (int g = 0; g < z.groups; ++g) {
         Add(exchange[(g * (kCaps * KS) + e) * kLanes + place.lane], &total);
       }
-      // Elements of input capsules are ordered by product.
+      // Product e has the e-th 8 elements of the team's input capsules.
       S* const to = grad_row + tile * kTileSamples * input_row + e * kStepK;
       if (tile * kTileSamples + place.g < z.batch) AddPair(total.x, total.y, kAdd, to);
       if (tile * kTileSamples + place.g + 8 < z.batch) {

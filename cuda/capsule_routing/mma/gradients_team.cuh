@@ -12,8 +12,9 @@ constexpr int kIterations = 3;      // iterations per launch
 constexpr int kGradientWarps = 16;  // most warps per block
 constexpr int kGradientTeams = 15;  // most teams per block, as named barriers allow
 
-// Shared memory of a block. A team has one warp per group of output capsules, and kCaps
-// input capsules. Sizes are in bytes, in the order of the functions.
+// Shared memory of a block: the stages, then the teams. A team has one warp per group
+// of output capsules, and kCaps input capsules. stage(), weights() and team() are in
+// bytes, vector_length() and exchange() in float4, and row() in elements.
 template <typename S, int D, int K>
 struct GradientsShared {
   static constexpr int M = D / 2, KS = K / kStepK;
@@ -53,7 +54,7 @@ __device__ inline int WeightPlace(int k, int j, int d) {
   return d * 32 + ((j * kStepK + k) ^ ((d & 1) * 16));
 }
 
-// Transposes 8 x 8 floats, of which a lane has row g, columns 2t and 2t + 1.
+// Transposes an 8 x 8 matrix, of which a lane has row g, columns 2t and 2t + 1.
 __device__ inline float2 Transpose(float x, float y) {
   const auto move = [](uint32_t halves) {
     uint32_t moved;

@@ -17,7 +17,7 @@
 
 namespace capsops::capsule_routing::mma {
 
-// Work split of the passes for vectors of kD and kK elements.
+// Work split of the passes, for output and input capsules of kD and kK elements.
 template <typename T, int kD, int kK>
 struct Tiling {
   static constexpr int D = kD, K = kK;
@@ -49,7 +49,8 @@ struct Tiling {
   int64_t vector_length() const { return VectorFloats<D>(z) / 4; }
   int64_t vector_bytes() const { return vector_length() * sizeof(float4); }
 
-  // Bytes of shared memory of a pass with inner products with `vectors` vectors.
+  // Returns the bytes of shared memory of a pass that computes the inner products of
+  // predictions with `vectors` vectors.
   int Shared(const Teams& of, int vectors) const {
     using Pipe = Pipeline<S, D, K, Tf32::kExact>;
     constexpr int kFloat4 = sizeof(float4);
@@ -61,8 +62,9 @@ struct Tiling {
     return std::max(rows + pipeline, rest);
   }
 
-  // Chooses teams of this many tiles and parts if their blocks take fewer steps than
-  // `least`. A step is one input capsule; kBegin steps account for a block's start.
+  // Chooses teams of this many tiles and parts if their blocks take at most `least`
+  // steps, which it lowers. A step is one input capsule; kBegin steps account for a
+  // block's start.
   void Cut(const GpuDevice& device, const Problem& p, int tiles, int parts,
            int64_t* least) {
     constexpr int64_t kBegin = 4;
@@ -82,7 +84,7 @@ struct Tiling {
     }
     if (best > *least) return;
     of.caps = CeilDivide(p.in_caps, best_chunks * parts);
-    // One thread per row of a stage, and no more input capsules than needed.
+    // A stage has about one row per thread, and no more input capsules than needed.
     const int stage = static_cast<int>(
         std::min<int64_t>(std::clamp(2 * z.groups, 4, kMaxStage), of.caps));
     for (of.stage = stage; of.stage > 1; --of.stage) {
@@ -106,12 +108,12 @@ struct Tiling {
       return "a pass needs " + std::to_string(shared) +
              " bytes of shared memory and a block has " + std::to_string(device.shared);
     }
-    // The passes have fewer blocks than these kernels.
+    // The kernels between the passes have the most blocks.
     return TooLarge({{"the blocks of a grid", vector_blocks()}});
   }
 };
 
-// Work split of GradientsKernel, without teams if nothing fits.
+// Work split of GradientsKernel. It has no teams if not even one fits.
 template <typename T, int D, int K, bool kAdd>
 struct GradientsTiling {
   using Layout = GradientsShared<CudaType<T>, D, K>;
@@ -122,7 +124,8 @@ struct GradientsTiling {
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
       : layout{z.groups, 0, 2 * kIterations - (kAdd ? 0 : 1)}, stages(0) {
-    // Minimizes the steps: one per team, two per block, and half more for one stage.
+    // Minimizes the estimated steps per wave of blocks: one per team and two per block,
+    // times 1.5 without double buffering.
     const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
     GradientsTiling best = *this;
     int64_t least = INT64_MAX;
@@ -151,8 +154,8 @@ struct GradientsTiling {
 };
 
 // Returns make(tiling) with the tiling of p's dimensions, or a refusal. Refuses zero
-// iterations, for which the shares depend on logits alone: infinite predictions must
-// not be multiplied by zeros.
+// iterations, where shares depend on logits alone: V would be zero, and its product
+// with an infinite prediction NaN.
 template <typename Plan, typename T, typename Make>
 Plan WithTiling(const GpuExec& exec, const Problem& p, const Make& make) {
   if constexpr (std::is_same_v<T, double>) {

@@ -45,7 +45,7 @@ struct WarpTask {
   }
 };
 
-// Waits at a named barrier, from 1 to 15, for `threads` threads.
+// Synchronizes `threads` threads at a named barrier from 1 to 15.
 __device__ inline void NamedBarrierSync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -116,8 +116,9 @@ class Pipeline {
     StartCopies(slot_);
   }
 
-  // Load this lane's pairs of input capsule n of the stage: of its two rows of samples,
-  // and of its column of weights for product m.
+  // Load this lane's pairs of input capsule n of the stage for step s of the
+  // contraction: from its two rows of samples, and from its column of weights for
+  // product m.
   __device__ void Rows(int n, int s, Pack<S, 2> (&rows)[2]) const {
     const S* const at = current_ + row_ + n * K + s * kStepK;
     rows[0] = LoadPair(at);
@@ -131,7 +132,7 @@ class Pipeline {
  private:
   static constexpr int kWord = 16 / sizeof(S);
   static constexpr int kMatrixWords = D * K / kWord;
-  static constexpr int kRowThreads = 16;  // copy one row of samples
+  static constexpr int kRowThreads = 16;  // threads that copy a row of samples
   static_assert(kLanes % kMatrixWords == 0 || kMatrixWords % kLanes == 0);
 
   // Calls visit(destination in the stage `to`, source) for each 16 bytes of the weights

@@ -20,7 +20,7 @@ __device__ inline float ExpBelowOrZero(float x, float maximum) {
 struct Rows {
   int groups, pitch, stage, shift;
 
-  // For `of_stage` input capsules at a time. A row is reduced by 2^shift threads.
+  // Rows for `of_stage` input capsules at a time. 2^shift threads reduce a row.
   __host__ __device__ Rows(int of_groups, int of_stage)
       : groups(of_groups), pitch(of_groups | 1), stage(of_stage), shift(0) {
     while (kHeld << shift < groups ||
@@ -40,9 +40,9 @@ struct Rows {
     return (n * kTileSamples + h * 8) * pitch * 4;
   }
 
-  // Replaces logits with their softmax c if kShares, and the dc that follow `length()`
-  // further on with c (dc - sum_j c dc) if kGradient, in the rows of `count` input
-  // capsules. All threads of the team must call this.
+  // Computes the softmax c of the rows of `count` input capsules. If kShares, c
+  // replaces the logits. If kGradient, c (dc - sum_j c dc) replaces dc, which is stored
+  // length() float4 further on. All threads of the team must call this.
   template <bool kShares, bool kGradient>
   __device__ void Softmaxes(int count, int thread, float4* team_rows) const {
     const int all = count * kTileSamples << shift, sharing = 1 << shift;
@@ -53,7 +53,7 @@ struct Rows {
       float4 x[kHeld];
       [[maybe_unused]] float4 y[kHeld];
       float maximum = -INFINITY, sum = 0, mean = 0;
-      // The last half-warp may have no row.
+      // Threads without a row still take part in the shuffles.
       const int last = e < all ? groups - own : 0;
 #pragma unroll
       for (int w = 0; w < kHeld; ++w) {

@@ -25,6 +25,7 @@ constexpr int kTileSamples = 16;
 constexpr int kGroupCaps = 4;
 constexpr int kStepK = 8;  // in_dim per product
 
+// Sizes of the problem: `tiles` of 16 samples, and `groups` of 4 output capsules.
 struct Sizes {
   int64_t batch, in_caps, tiles;
   int out_caps, groups;
@@ -37,7 +38,8 @@ struct Place {
   int g = lane / 4, t = lane % 4;
 };
 
-// Index, in float4, of this lane's m = 0 in a vector of output capsules.
+// Return the index, in float4, of this lane's m = 0 in a vector of output capsules, and
+// the length of such a vector in floats.
 template <int D>
 __device__ int64_t VectorIndex(const Sizes& z, int64_t tile, int group) {
   return (tile * z.groups + group) * (D / 2 * kLanes) + threadIdx.x % kLanes;
@@ -58,7 +60,7 @@ __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   }
   return a;
 }
-// Rounded weights times `factor`, which is at most 1.
+// Returns weights times `factor`, which is at most 1. Prepare() made one of the two.
 template <Tf32 kTf32, typename S>
 __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
                                             float factor = 1) {
@@ -102,7 +104,7 @@ __device__ inline void Add(const float4& x, float4* to) {
   to->w += x.w;
 }
 
-// Adds the products of x and y to N sums: of each element, or of both rows' pairs.
+// Adds the products of x and y to N sums: one per element, or with N = 2 one per row.
 template <int N>
 __device__ void AddProducts(const float (&x)[4], const float4& y, float (&sum)[N]) {
   sum[0] += x[0] * y.x;

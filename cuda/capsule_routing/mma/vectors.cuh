@@ -99,6 +99,7 @@ struct VectorThread {
     SliceSync();
   }
 
+  // Synchronizes the threads of slice 0.
   __device__ static void SliceSync() {
     asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
   }
@@ -109,8 +110,8 @@ __device__ inline float4 Scale(float4 x, float row0, float row1) {
   return {x.x * row0, x.y * row0, x.z * row1, x.w * row1};
 }
 
-// Returns squash(s), or if `dv` is not null the gradient with respect to s, given that
-// with respect to squash(s).
+// Returns squash(s), or if `dv` is not null the gradient of s, given the gradient dv of
+// squash(s).
 template <int D>
 __device__ float4 SquashRows(const VectorThread<D>& thread, float4 s,
                              const float4* dv) {
@@ -130,7 +131,7 @@ __device__ float4 SquashRows(const VectorThread<D>& thread, float4 s,
 }
 
 // Ends an iteration. Writes sums = s, and either output = squash(s) or, for the next
-// iteration, V += squash(s), where V starts at zero in the `first`.
+// iteration, V += squash(s). In the `first` iteration, V counts as zero.
 template <typename S, int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
     FinishKernel(Sizes z, int64_t chunks, const float4* __restrict__ partial,
@@ -182,8 +183,8 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
   }
 }
 
-// Ends a backward iteration: dv += dV, then ds of the previous iteration, from dv and
-// that iteration's `sums`.
+// Ends a backward iteration: computes dv += dV, and then ds of the iteration before
+// from dv and from the `sums` of that iteration.
 template <int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)
     FinishBackwardKernel(Sizes z, int64_t chunks, const float4* partial,

@@ -23,8 +23,8 @@ struct Shares {
         vector(tile_caps * step) {}
 };
 
-// A block's samples of input times Debias, in shared memory as [input capsule][sample]
-// [pitch], or if kSpills read from global memory.
+// A block's samples of input times Debias. They are staged in shared memory as [input
+// capsule][sample][pitch], or if kSpills read from global memory.
 template <typename S, typename A, bool kSpills, int kTiles>
 struct Samples {
   static constexpr int kRows = kTiles * kTileSamples;
@@ -40,8 +40,8 @@ struct Samples {
         rows(static_cast<int>(min(sizes.batch - tile * kTileSamples, int64_t{kRows}))) {
   }
 
-  // Stages `count` input capsules from i0 on, for `more` times kRows samples; each
-  // further kRows samples are stored `step` further on.
+  // Stages `count` input capsules from i0 on, for `more` sets of kRows samples, which
+  // are stored `step` elements apart.
   __device__ void Stage(int64_t i0, int count, int more = 1, int step = 0) const {
     if constexpr (!kSpills) {
       constexpr int kWord = 4;
@@ -145,7 +145,8 @@ struct WeightsBatch {
 // Adds to `sum` the inner products of vectors with the predictions of `left` <= kRun
 // input capsules (from i0 + n0 on), for kEach tiles of samples from m0 on. A lane gets
 // the sums of input capsules t and t + 4. load(block) sets `v` to a block of elements
-// of the vectors. `begin` is from WeightsBatch::Begin(); if `held`, `batch` is loaded.
+// of the vectors. `begin` is from WeightsBatch::Begin(). If `held`, `batch` already has
+// the weights.
 template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors,
           int kEach, typename Load>
 __device__ void InnerProducts(const Sizes& z, const Place& place,
@@ -218,7 +219,7 @@ __device__ void Agree(const Sizes& z, const Place& place,
                       const Samples<S, A, kSpills, kTiles>& x, const S* weights,
                       const S* logits, int64_t i0, int count, const A* vectors,
                       int64_t tile, int max_groups, const Shares& layout, A* shares) {
-  // Tiles that share a load of weights, as far as registers suffice.
+  // Tiles that share a load of weights; fewer if registers would not suffice.
   constexpr bool kLarge = sizeof(A) == 8 || kRight<S> == Tf32::kSplit;
   constexpr int kEach = kLarge && kVectors > 1 ? 1 : kTiles;
   const int runs = (count + kRun - 1) / kRun, groups = min(runs, max_groups);
@@ -280,10 +281,11 @@ struct Moments {
 };
 constexpr int kMomentNumbers = 3;
 
-// Phase B of one sample and input capsule, whose output capsules are kStep apart in c
-// and dc. Replaces c with exp(c), and with kGradient dc with exp(c) (dc - sum_j c dc)
-// and sets `moments`. Both still lack the factor 1 / sum_j exp(c), which is returned,
-// unless kWhole applies it.
+// Phase B of one sample and input capsule. In c and dc, output capsules are kStep
+// apart. Replaces the logits c with e = exp(c - maximum). With kGradient, also replaces
+// dc with e (dc - mean), where mean is the softmax's mean of dc, and sets `moments`.
+// Returns the factor 1 / sum_j e that turns e into the softmax, and applies it to both
+// if kWhole.
 template <bool kGradient, bool kWhole, int kStep, typename A>
 __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
   constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // numbers loaded at once

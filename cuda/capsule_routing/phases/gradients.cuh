@@ -3,8 +3,8 @@
 
 // The last backward pass of capsule routing: computes the gradients of input, weights
 // and logits from V, ds and softmax moments of every iteration. In the first iteration
-// c is the same for all samples; of its db only the sum over samples is needed, which
-// follows from that of its inner products.
+// c is the same for all samples, and only the sum of db over samples is needed, which
+// follows from the summed inner products.
 #pragma once
 
 #include <algorithm>
@@ -46,12 +46,13 @@ struct GradientsLayout {
   }
 };
 
-// A block has some of the input capsules `caps` at a time, with all output capsules and
-// samples, so that it alone accumulates the gradients of its weights and logits. Its
-// working set is in shared memory, or if kSpills in its layout.size elements of
-// `scratch`. If S cannot hold sums, those of the gradient of weights are in
-// `weights_scratch`. `vectors` are V and ds of each iteration, of which the first V is
-// not read, since it is zero; `moments` start with the second iteration.
+// Computes grad_input, grad_weights and grad_logits of the input capsules `caps`. A
+// block has some of these at a time, with all output capsules and samples, so that it
+// alone accumulates the gradients of its weights and logits. Its working set is in
+// shared memory, or if kSpills in its layout.size elements of `scratch`. If S cannot
+// hold sums, grad_weights is summed in `weights_scratch`. `vectors` are V and ds of
+// each iteration; the first V is zero and not read. `moments` start with the second
+// iteration.
 template <typename S, typename A, bool kSpills, int kK>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     GradientsKernel(Sizes z, GradientsLayout layout, Caps caps,
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
   A* const first_shares = memory + layout.first_shares;
   const int x_size = layout.tile_caps * kTileSamples * z.pitch;  // per tile
   const int moments_size = layout.tile_caps * layout.moments_step;
-  // Each warp adds for one part only.
+
   const int part = place.warp % layout.parts, adder = place.warp / layout.parts;
   A* const own_sums = input_sums + adder * layout.tiles * layout.input_size;
   GridDependencySynchronize();
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
     }
-    // Waits until the sums are complete.
+
     __syncthreads();
     for (int n = place.warp; n < count; n += place.warps) {
       const A* const c = first_shares + n * z.out_caps;

@@ -4,9 +4,10 @@
 // A warp's part of the last backward pass, for one output capsule and up to kRun input
 // capsules:
 //   A: inner products of the predictions with all vectors, as in the other passes;
-//   B: c_r and db_r from those and the moments, to the warp's own shared memory;
-//   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA, the left operand of products with
-//      weights, for the gradient of input, and transposed with input, for that of
+//   B: c_r and db_r from these and the moments, to the warp's own shared memory;
+//   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA. On tensor cores, du_hat times
+//   weights
+//      is the gradient of input, and du_hat transposed times input the gradient of
 //      weights.
 #pragma once
 
@@ -30,7 +31,7 @@ struct WarpMemory {
   Pack<A, 4> factors[kRun][8][kPairs];
 };
 
-// Loads a pair of elements of a row of the weights' gradient, of which `count` exist.
+// Load and store a pair of elements of a row of grad_weights, of which `count` exist.
 template <typename A>
 __device__ void LoadPair(const A* from, int count, bool aligned, A* x, A* y) {
   *x = *y = 0;
@@ -91,7 +92,7 @@ __device__ void MakeFactors(const Place& place, const A (&logits)[2], int n0, in
   }
 }
 
-// Sums over g, for each t.
+// Sums over the lanes with the same t.
 template <typename A, int N>
 __device__ void SumOverRows(A (&x)[N]) {
 #pragma unroll

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// One pass over the input capsules. It computes the weighted sums of predictions of one
-// iteration of capsule routing, or of its gradient. A block has some input capsules and
-// kPassTiles tiles of samples, and works in three phases:
+// One pass over the input capsules. It computes the weighted sums of predictions for
+// one iteration of capsule routing, or of its gradient. A block has some input capsules
+// and kPassTiles tiles of samples, and works in three phases:
 //   A: inner products <u_hat, V> = sum_k x (sum_d V W), of V and weights on tensor
 //      cores, to memory that the block shares;
 //   B: the softmax, one thread per sample and input capsule;
@@ -136,7 +136,7 @@ __device__ void Sum(const Sizes& z, const Place& place,
   }
 }
 
-// Adds up the parts, and writes them to `partial`.
+// Adds the sums of all parts, and writes the totals to `partial`.
 template <typename A>
 __device__ void SumParts(const Sizes& z, int64_t tile, int parts, const A* part_sums,
                          A* partial) {

@@ -47,14 +47,14 @@ constexpr bool kIsSplit<Split<S>> = true;
 template <typename S, typename A>
 constexpr bool kHoldsSums = std::is_same_v<S, A> || std::is_same_v<S, Split<A>>;
 
-// Compensates on average for the truncation of an operand to TF32.
+// Returns a factor that compensates on average for truncating an operand to TF32.
 template <typename A>
 __host__ __device__ constexpr A Debias(bool split) {
   return split || std::is_same_v<A, double> ? A{1} : A{1 + 0.71f * 0x1p-11f};
 }
 
 // Vectors are stored times kScale, so that their products with weights do not overflow
-// where predictions do not.
+// unless predictions do.
 template <typename A>
 constexpr A kScale = 0x1p-8f;
 
@@ -139,6 +139,7 @@ __device__ void AddRows(const Fragment<4, A>& a, A one, A (&c)[4]) {
 template <typename A>
 constexpr int kBatch = sizeof(A) == 8 ? 2 : 4;
 
+// Sizes of the problem and of its padding.
 struct Sizes {
   int64_t batch, in_caps, tiles;
   int out_caps, out_dim, in_dim;
@@ -171,6 +172,7 @@ struct Caps {
   __host__ __device__ int64_t end() const { return begin + count; }
 };
 
+// A thread's warp and lane, with lane = 4 g + t.
 struct Place {
   // A shuffle, so that the compiler knows that it is uniform in the warp.
   int warp = __shfl_sync(~0u, threadIdx.x / kLanes, 0), warps = blockDim.x / kLanes;
@@ -178,7 +180,8 @@ struct Place {
   int g = lane / 4, t = lane % 4;
 };
 
-// A warp's work item: an output capsule and three slower digits. Needs no division.
+// A warp's work item: an output capsule `j`, and three digits of which `first` varies
+// fastest. Advances without divisions.
 struct Item {
   int j, first, second, third;
 

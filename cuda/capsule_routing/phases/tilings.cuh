@@ -21,7 +21,8 @@ constexpr int64_t kBlocksBytes = int64_t{64} << 20;
 // Limit for sums of the gradient of weights if S cannot hold them, unless one input
 // capsule per multiprocessor needs more.
 constexpr int64_t kSumsBytes = int64_t{48} << 20;
-// Limit for moments of softmaxes. Without them, softmaxes are computed twice.
+// Limit for stored moments of softmaxes. If there are more, softmaxes are computed
+// twice.
 constexpr int64_t kMomentsBytes = int64_t{16} << 20;
 
 constexpr int64_t kFewIterations = 3;
@@ -58,13 +59,14 @@ inline Sizes SizesOf(const Problem& p, bool split) {
   return z;
 }
 
-// Utilization of warps that share `items` equal items.
+// Returns the fraction of the time that `warps` warps with `items` equal items are
+// busy.
 inline double Utilization(int64_t items, int warps) {
   return static_cast<double>(items) / RoundUp(items, warps);
 }
 
-// Number of groups into which warps split the runs of input capsules in phase A. It
-// minimizes the time, in which starting a group costs half a run.
+// Returns into how many groups warps split the runs of input capsules in phase A.
+// Minimizes the estimated time, in which starting a group costs half a run.
 inline int Groups(const Sizes& z, int tile_caps, int warps) {
   const int64_t runs = CeilDivide(tile_caps, kRun);
   int64_t best = INT64_MAX;
@@ -171,8 +173,9 @@ struct GradientsTiling {
   GradientsTiling(const GpuDevice& device, const Problem& p, bool split)
       : z(SizesOf(p, split)) {
     const auto with = [&](int64_t caps) {
-      // Minimizes the time, in which starting a run costs half an input capsule. Takes
-      // fewer parts only if clearly faster, since then fewer warps add sums.
+      // Minimizes the estimated time, in which starting a run costs half an input
+      // capsule. Takes fewer parts only if clearly faster: these have more adders, each
+      // with its own sums of grad_input.
       double best = INFINITY;
       int parts = 1;
       for (const int of_warps : {12, 6, 4, 3, 2, 1}) {
@@ -184,7 +187,7 @@ struct GradientsTiling {
         best = time;
         parts = of_warps;
       }
-      // Takes as many tiles at once as fit, evenly.
+      // Splits the tiles evenly into the fewest groups that fit.
       const auto of = [&](int64_t tiles) {
         layout = GradientsLayout(z, static_cast<int>(caps), static_cast<int>(tiles),
                                  p.iterations, parts, kPerStep<A>);
@@ -212,7 +215,7 @@ struct GradientsTiling {
           kBlocksBytes / (block_scratch() * static_cast<int64_t>(sizeof(A)));
       blocks = std::min(blocks, std::clamp<int64_t>(affordable, 1, device.processors));
     }
-    // The moments of J D input capsules take less memory than V and ds.
+    // At least out_caps x D, whose moments take less memory than V and ds.
     const int64_t bytes = moments() * sizeof(Moments<A>);
     held = std::max(kMomentsBytes / std::max<int64_t>(1, bytes),
                     int64_t{z.items()} * kBlockD);

@@ -12,9 +12,9 @@
 namespace capsops::capsule_routing::phases {
 
 // A thread's coordinates in the block, and its block-wide reductions. A warp has 8
-// elements of the output capsule at a time, and a lane four numbers of those in the
-// order of a product's result: elements 2t and 2t + 1 of rows 0 and 1 (samples g and g
-// + 8). Warps with the same elements split the partial sums; slice 0 gets the results.
+// elements of the output capsule at a time, and a lane four numbers as in a product's
+// result: elements 2t and 2t + 1 of rows 0 and 1 (samples g and g + 8). Warps with the
+// same elements split the partial sums; slice 0 gets the results.
 struct Cell {
   const Sizes& z;
   const int64_t tile = blockIdx.x / z.out_caps;
@@ -101,19 +101,20 @@ struct Cell {
     }
   }
 
-  // The squash of one row's vector, given its `squares` from AddSquare().
+  // Returns the squash of one row's vector, given its `squares` from AddSquare().
   template <typename A>
   __device__ Squash<A> SquashOf(const A (&squares)[2][2], int row) const {
     return {squares[0][row], squares[1][row], A{z.epsilon}};
   }
 };
 
-// Factor of stored vectors.
+// Returns the factor of stored vectors.
 template <typename A>
 __device__ A StoredScale(const Sizes& z) {
   return kScale<A> * Debias<A>(z.split);
 }
 
+// Adds the squares of s and kShrink s, for Squash.
 template <typename A>
 __device__ void AddSquare(A s, int row, A (&squares)[2][2]) {
   const A small = s * kShrink<A>;
@@ -142,7 +143,7 @@ __device__ void SquashGradient(const Cell& cell, const A (&squares)[2][2],
 }
 
 // Ends an iteration. Writes sums = s, and either output = squash(s) or, for the next
-// iteration, the stored V += squash(s), where V starts at zero in the `first`.
+// iteration, the stored V += squash(s). In the `first` iteration, V counts as zero.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishKernel(Sizes z, int64_t slices, const A* partial, bool first, A* v, A* sums,
@@ -208,8 +209,8 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
   }
 }
 
-// Ends a backward iteration: dv += dV, or dv = dV in the `first`, then ds of the
-// previous iteration, from dv and that iteration's `sums`.
+// Ends a backward iteration: computes dv += dV, or dv = dV in the `first`, and then ds
+// of the iteration before from dv and from the `sums` of that iteration.
 template <typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishBackwardKernel(Sizes z, int64_t slices, const A* partial,

@@ -19,14 +19,15 @@
 namespace capsops::capsule_routing::resident {
 
 constexpr int kThreads = 512, kWarps = kThreads / kLanes;  // per block
-// A team of threads shares an output capsule and takes quads of its elements; a wide
-// team takes single elements.
+// A team of kTeam threads shares an output capsule and takes kQuad elements at a time;
+// a team of kWide threads takes single elements.
 constexpr int kQuad = 4, kTeam = 4, kWide = 16;
 // A thread loads kChunk elements of kRows rows of weights at once.
 constexpr int kChunk = 8, kRows = 4;
-// A block receives up to kColumns sums at once, and a thread kMessages parts of a sum.
+// A block receives up to kColumns sums at once, and each thread kMessages parts of one.
 constexpr int kColumns = 128, kMessages = 8;
 
+// Sizes of the problem, and its work split.
 struct Sizes {
   int batch, in_caps, out_caps, out_dim, in_dim, iterations;
   float epsilon;
@@ -65,14 +66,15 @@ struct Arrays {
   A* dv;       // [max_cells()][d]; only backward
 };
 
-// The sum over each kSize consecutive lanes, in all of them.
+// Returns the sum over each group of kSize consecutive lanes, to all of its lanes.
 template <int kSize, typename A>
 __device__ A TeamSum(A x) {
   const A row[1] = {x};
   return SumOverLanes<kSize / 2>(row);
 }
 
-// kRun divides in_dim: threads load that many elements of an input capsule at once.
+// A block's view of the problem, and its operations. Threads load kRun elements of an
+// input capsule at once; kRun divides in_dim.
 template <typename S, typename A, int kRun>
 struct Block {
   const Sizes& z;
@@ -129,7 +131,8 @@ struct Block {
     __syncthreads();
   }
 
-  // All blocks must have called this before any receives.
+  // Clears the messages that this block sends. All blocks must have called this before
+  // any block receives.
   __device__ void ClearMessages() const {
     const int vector = z.vector(), depth = z.depth();
     Each(vector,
@@ -138,6 +141,7 @@ struct Block {
          [&](int e) { Send(A{0}, 0, result + first_cell * depth + e); });
   }
 
+  // Loads input and logits, zero-padded. If output capsules have padding, clears u.
   __device__ void Load(const S* input, const S* logits) const {
     const int padded = z.padded();
 #pragma unroll 1
@@ -167,7 +171,7 @@ struct Block {
     });
   }
 
-  // Loads kChunk elements, of which those from `left` on are zero.
+  // Loads kChunk elements; from index `left` on they are zero.
   __device__ void LoadChunk(const S* from, int left, A (&chunk)[kChunk]) const {
 #pragma unroll
     for (int k = 0; k < kChunk; k += kRun) {
@@ -178,17 +182,18 @@ struct Block {
     }
   }
 
-  // Offset of row i of the block's weights.
+  // Returns the offset of row i of the block's weights.
   __device__ int64_t weights(int i) const {
     return (int64_t{first} * z.columns() + i) * z.in_dim;
   }
-  // Offset of that row's product in a sample's predictions.
+  // Returns the offset of that row's product in a sample's predictions.
   __device__ int place(int i) const {
     const int zeros = z.depth() - z.out_dim;
     return zeros == 0 ? i : i + i / z.out_dim * zeros;
   }
 
-  // Computes u. Calls prepare(), which sets x, while the first weights are loading.
+  // Computes u, the predictions. Calls prepare(), which loads x, while the first
+  // weights are being loaded.
   template <typename Prepare>
   __device__ void Predict(const S* from, const Prepare& prepare) const {
     const int columns = z.columns(), rows = count * columns, padded = z.padded();
@@ -311,7 +316,7 @@ struct Block {
     }
   }
 
-  // Calls visit(e, number) for all results.
+  // Receives all blocks' results, and calls visit(e, number) for each.
   template <typename Visit>
   __device__ void ReceiveResult(uint32_t tag, const Visit& visit) const {
     constexpr int kAtOnce = 4;
@@ -329,7 +334,7 @@ struct Block {
     __syncthreads();
   }
 
-  // Squash of the vector s, by a team of kWide.
+  // Returns the squash of a vector s, by a team of kWide threads.
   __device__ Squash<A> SquashOf(const A* s, int member) const {
     A square = 0, small = 0;
     EachElement(member, [&](int d) {
@@ -340,7 +345,7 @@ struct Block {
     return {TeamSum<kWide>(square), TeamSum<kWide>(small), A{z.epsilon}};
   }
 
-  // Calls visit(d, ds) with the gradient of squash(s), by a team of kWide.
+  // Calls visit(d, ds) with the gradient of s, by a team of kWide threads.
   template <typename Visit>
   __device__ void SquashGradient(const A* s, const A* dv, int member,
                                  const Visit& visit) const {

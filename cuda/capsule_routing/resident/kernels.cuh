@@ -42,8 +42,9 @@ __host__ __device__ int64_t Divide(const Sizes& z, bool backward, A* base,
   return used;
 }
 
-// Computes grad_weights and, through at.scratch, grad_input from du_hat. A warp has a
-// part of an input capsule's rows of weights, and z.sharing lanes share a row.
+// Computes grad_weights and grad_input from du_hat, which is in at.u. A warp has a part
+// of an input capsule's rows of weights, and z.sharing lanes share a row. The parts'
+// sums of grad_input are in at.scratch.
 template <typename S, typename A, int kRun>
 __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
                           S* grad_input, S* grad_weights) {
@@ -143,7 +144,7 @@ __device__ void Gradients(const Block<S, A, kRun>& block, const S* weights,
   }
 }
 
-// Runs all iterations.
+// Computes output and sums: runs all iterations in one launch.
 template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     ForwardKernel(Sizes z, const S* __restrict__ input, const S* __restrict__ weights,
@@ -190,7 +191,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Goes from the last iteration to the first, and then computes the gradients.
+// Computes V and c of all iterations from `sums`, then db and ds from the last
+// iteration to the first, and then the gradients.
 template <typename S, typename A, int kRun>
 __global__ void __launch_bounds__(kThreads, 1)
     BackwardKernel(Sizes z, const S* __restrict__ grad, const S* __restrict__ input,

@@ -16,13 +16,13 @@
 
 namespace capsops::capsule_routing::resident {
 
-// Limit of a block's input capsules, which a thread adds up sequentially: longer sums
+// Limit of a block's input capsules. A thread adds these sequentially, and longer sums
 // would be less accurate.
 constexpr int64_t kMaxCaps = 64;
 
-// Number of parts into which the last pass splits an input capsule's rows of weights
-// among warps. It minimizes the time: a part costs one step per load, and about two for
-// its sums over lanes.
+// Returns into how many parts, one per warp, the last pass splits an input capsule's
+// rows of weights. Minimizes the estimated time: a part costs one step per load, and
+// about two for its sums over lanes.
 inline int Parts(const Sizes& z) {
   const int loads = CeilDivide(z.columns(), kLanes / z.sharing);
   int best = 1, least = INT32_MAX;
@@ -42,7 +42,7 @@ template <typename A>
 struct Fit {
   std::string obstacle;
   Sizes z{};
-  bool quads = false;  // whether threads take kQuad elements of input capsules or one
+  bool quads = false;  // whether threads load kQuad elements at once, or one
   int shared = 0;
 
   Fit(const GpuDevice& device, const Problem& p, bool backward) {
@@ -93,7 +93,7 @@ struct Fit {
   }
 };
 
-// Plans a kernel, which exists for input capsules of whole quads and of any size.
+// Plans the kernel kOfQuads if in_dim is a multiple of kQuad, else kOfAny.
 template <typename Plan, typename A, auto kOfQuads, auto kOfAny>
 Plan PlanKernel(const char* name, const GpuExec& exec, const Problem& p,
                 bool backward) {

@@ -6,7 +6,7 @@
 // 32-bit tag. The receiver polls until every tag is the expected one. The words carry
 // all data, so that relaxed loads and stores suffice.
 //
-// Words are reused: a sender may write tag t + 1 only after everyone who wants t has
+// Words are reused: a sender may write tag t + 1 only after all receivers of tag t have
 // read it. This holds because a block sends its next sums only after it has received
 // all results, and a result is sent only after all its parts were received. Tags start
 // at 1, and ClearMessages() writes 0, so that no tag matches old memory.
@@ -19,6 +19,7 @@
 
 namespace capsops::capsule_routing::resident {
 
+// The words of one number.
 template <typename A>
 struct Message {
   static constexpr int kWords = sizeof(A) / sizeof(uint32_t);
@@ -37,7 +38,8 @@ __device__ void Send(A number, uint32_t tag, Message<A>* to) {
   }
 }
 
-// Receives messages from + i * step for i < N with is_wanted(i). Other numbers are 0.
+// Waits for the messages at from + i * step for each i < N with is_wanted(i), and sets
+// numbers[i]. Other numbers are set to 0.
 template <int N, typename A, typename IsWanted>
 __device__ void Receive(uint32_t tag, Message<A>* from, int64_t step,
                         const IsWanted& is_wanted, A (&numbers)[N]) {
