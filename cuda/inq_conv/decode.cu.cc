@@ -11,12 +11,6 @@
 namespace capsops::inq_decode {
 namespace {
 
-// kCount elements that a thread loads or stores at once.
-template <typename S, int kCount>
-struct alignas(sizeof(S) * kCount) Pack {
-  S values[kCount];
-};
-
 // Decodes one pack per thread and multiplies it by the scales of its columns. Codes
 // past the code book are zero.
 template <typename S, int kCount>
@@ -31,13 +25,13 @@ __global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes, const S* scales
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int64_t column = columns == 1 ? 0 : (n * kCount + i) % columns;
-    const int code = from.values[i] - 1, level = code >> 1;
+    const int code = from.at[i] - 1, level = code >> 1;
     Wide weight = 0;
     if (code >= 0 && level < levels) {
       weight =
           ldexp(code % 2 == 0 ? Wide{1} : Wide{-1}, -level) * Widen(scales[column]);
     }
-    Narrow(weight, &to.values[i]);
+    Narrow(weight, &to.at[i]);
   }
   weights[n] = to;
 }
