@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tf_capsops import layers
+from tf_capsops.routing import Dynamic, SelfAttention
 
 _TYPES = "one of the types float32, float64, float16, bfloat16"
 # How to make each layer, what its call names the input, and a shape of the input.
@@ -114,6 +115,22 @@ def test_empty_batches(make, shape, expected, device):
     sources = [images, layer.trainable_weights[0].value]
     for source, gradient in zip(sources, tape.gradient(first, sources), strict=True):
         np.testing.assert_array_equal(gradient, tf.zeros(source.shape))
+
+
+@pytest.mark.parametrize("rule", [Dynamic, SelfAttention])
+def test_functions_of_empty_batches(rule, device):
+    """TensorFlow's graph optimizer divides by the sizes of some products."""
+    layer = layers.ConvCaps2D(3, 2, pose_shape=(2, 2), routing=rule())
+    poses, activations = tf.zeros([0, 3, 3, 2, 2, 2]), tf.zeros([0, 3, 3, 2])
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = sum(map(tf.nn.l2_loss, layer([poses, activations])))
+        return tape.gradient(loss, layer.trainable_weights[0].value)
+
+    layer([poses, activations])
+    assert not np.any(gradients())
 
 
 @pytest.mark.parametrize(

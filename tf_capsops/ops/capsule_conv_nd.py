@@ -149,7 +149,7 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
     float32.
 
     Args:
-      inputs: As for `capsule_conv2d`.
+      inputs: As for `capsule_conv2d`; the rank of one operand must be known.
       weights: As for `capsule_conv2d`: `[kernel_height, kernel_width, in_channels,
         out_channels, pose_inner, pose_columns]`, with the channels and `pose_inner` of
         `inputs`.

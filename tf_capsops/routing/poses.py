@@ -41,6 +41,8 @@ def squashed_and_lengths(poses, axes):
       axes: The last axes, which run over a pose.
     """
     norm = norms(poses, axes)
+    if 0 in (poses.shape.dims or ()):
+        return poses, norm  # TensorFlow's graph optimizer crashes on the product below.
     zero, one = norm == 0, tf.ones([], norm.dtype)
     # 1 - exp(-norm) to full precision, and of ops that ONNX has, unlike expm1.
     tangent = tf.tanh(0.5 * norm)
