@@ -23,9 +23,9 @@ Division Divide(const Problem& p) {
   const Sizes<A> s(p);
   Division d;
   // If a child has nothing to pack, there may be more children than memory could hold.
-  const int64_t size = s.matrix + p.has_prior * s.parents;
-  d.children = size == 0 ? 0 : Children(p);
-  d.packed = d.children * size;
+  const int64_t pair = s.matrix + p.has_prior * s.parents;
+  d.pairs = pair == 0 ? 0 : Children(p);
+  d.packed = d.pairs * pair;
   const int64_t windows = Max(Min(NumWindows(p) / kTasks, kWindows), 1);
   const int64_t tasks = RoundUp(CeilDivide(NumWindows(p), windows), kThreads);
   d.windows = Max(CeilDivide(NumWindows(p), Max(tasks, 1)), 1);
@@ -46,22 +46,21 @@ Division Divide(const Problem& p) {
 
 // Implements CpuKernels::pack.
 template <typename T>
-void Pack(const Problem& p, const Division& d, Range children, const T* weights,
+void Pack(const Problem& p, const Division& d, Range pairs, const T* weights,
           const Statistic<T>* prior, Statistic<T>* packed) {
   const Sizes<Statistic<T>> s(p);
   const int64_t matrix = p.pose_inner * p.pose_columns;
-  for (int64_t child = children.begin; child < children.end; ++child) {
-    const int64_t first = child * p.out_channels;
-    PackRows(p, s, weights + first * matrix, matrix, packed + child * s.matrix);
+  for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
+    const int64_t first = pair * p.out_channels;
+    PackRows(p, s, weights + first * matrix, matrix, packed + pair * s.matrix);
     if (prior == nullptr) continue;
-    PackRows(p, s, prior + first, 1,
-             packed + d.children * s.matrix + child * s.parents);
+    PackRows(p, s, prior + first, 1, packed + d.pairs * s.matrix + pair * s.parents);
   }
 }
 
 // Implements CpuKernels::finish.
 template <typename T>
-void Finish(const Problem& p, const Division& d, Range children, Statistic<T>* parts,
+void Finish(const Problem& p, const Division& d, Range pairs, Statistic<T>* parts,
             const Gradients<T>& to) {
   using A = Statistic<T>;
   const Sizes<A> s(p);
@@ -73,12 +72,12 @@ void Finish(const Problem& p, const Division& d, Range children, Statistic<T>* p
     }
     return first;
   };
-  for (int64_t child = children.begin; child < children.end; ++child) {
-    const int64_t first = child * p.out_channels;
-    UnpackRows(p, s, add(parts + child * s.matrix, s.matrix), matrix,
+  for (int64_t pair = pairs.begin; pair < pairs.end; ++pair) {
+    const int64_t first = pair * p.out_channels;
+    UnpackRows(p, s, add(parts + pair * s.matrix, s.matrix), matrix,
                to.weights + first * matrix);
     if (to.prior == nullptr) continue;
-    A* const prior = parts + d.children * s.matrix + child * s.parents;
+    A* const prior = parts + d.pairs * s.matrix + pair * s.parents;
     UnpackRows(p, s, add(prior, s.parents), 1, to.prior + first);
   }
 }

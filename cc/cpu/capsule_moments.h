@@ -62,8 +62,8 @@ struct Normalizers {
 
 // The division of the work, which depends only on the problem and the instruction set.
 struct Division {
-  int64_t children;  // children of a window, or 0 if there is nothing to pack
-  int64_t packed;    // elements of the packed weights and the prior that follows them
+  int64_t pairs;   // children of a window, or 0 if there is nothing to pack
+  int64_t packed;  // elements of the packed weights and the prior that follows them
   int64_t windows, window_tasks;
   int64_t forward_scratch, statistics_scratch;  // bytes
   int64_t pixels, normalize_tasks;
@@ -83,8 +83,8 @@ struct CpuKernels {
   using S = Statistic<T>;
   Division (*divide)(const Problem& p);
 
-  // Packs weights and prior of a range of children.
-  void (*pack)(const Problem& p, const Division& d, Range children, const T* weights,
+  // Packs weights and prior of a range of pairs.
+  void (*pack)(const Problem& p, const Division& d, Range pairs, const T* weights,
                const S* prior, S* packed);
   // Computes the normalizers of one of the normalize_tasks; `mean` only with gradients.
   void (*normalize)(const Problem& p, const Division& d, int64_t task,
@@ -106,8 +106,8 @@ struct CpuKernels {
                    const Operands<T>& in, const S* packed, const Normalizers<S>& all,
                    const Moments<const S>& grads, const Gradients<T>& to, S* parts,
                    void* scratch);
-  // Adds up the partial sums of a range of children, which it overwrites.
-  void (*finish)(const Problem& p, const Division& d, Range children, S* parts,
+  // Adds up the partial sums of a range of pairs, which it overwrites.
+  void (*finish)(const Problem& p, const Division& d, Range pairs, S* parts,
                  const Gradients<T>& to);
 };
 

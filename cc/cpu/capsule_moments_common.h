@@ -136,7 +136,7 @@ struct Run {
   const A* weights;  // packed
   const A* prior;    // packed, or null
   int64_t child;     // the first, in [batch, in_height, in_width, in_channels]
-  int64_t child;     // the first, in [kernel_height, kernel_width, in_channels]
+  int64_t pair;      // the first, in [kernel_height, kernel_width, in_channels]
 
   Run Part(const Sizes<A>& s, int64_t first, int64_t part_count) const {
     return {part_count,
@@ -144,18 +144,18 @@ struct Run {
             weights + first * s.matrix,
             prior == nullptr ? nullptr : prior + first * s.parents,
             child + first,
-            child + first};
+            pair + first};
   }
 };
 
-// Sets the packed weights and the prior of a run that begins with a child.
+// Sets the packed weights and the prior of a run that begins with a pair.
 template <typename A>
 void SetPair(const Problem& p, const Division& d, const Sizes<A>& s, const A* packed,
-             int64_t child, Run<A>* run) {
-  run->child = child;
-  run->weights = packed + child * s.matrix;
-  const bool prior = p.has_prior == 1 && d.children > 0;
-  run->prior = prior ? packed + d.children * s.matrix + child * s.parents : nullptr;
+             int64_t pair, Run<A>* run) {
+  run->pair = pair;
+  run->weights = packed + pair * s.matrix;
+  const bool prior = p.has_prior == 1 && d.pairs > 0;
+  run->prior = prior ? packed + d.pairs * s.matrix + pair * s.parents : nullptr;
 }
 
 // Calls visit(slot, run) for all children of windows `begin` to `end`, in runs. `copy`

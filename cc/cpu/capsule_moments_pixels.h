@@ -256,31 +256,30 @@ void ChildrenOfBlock(const Problem& p, const Division& d, const Operands<T>& in,
   CopyPoses(p, s, in.poses, pixels, channels, numbers + at.poses);
   const WindowData<A> data(s, in, grads, numbers);
   const Votes<A> votes(s, true, numbers + at.votes);
-  VisitPixels(p, d, s, pixels, channels, numbers + at.poses, packed,
-              [&](int64_t slot, int64_t window, const Run<A>& run) {
-                data.Pack(p, s, in, grads, window);
-                ForGroups(s, run, [&](const Run<A>& group) {
-                  const int64_t first = slot * count + group.child - run.child;
-                  ComputeVotes<false>(p, s, data, group, all, votes);
-                  Differentiate<T>(p, s, in, group, all, votes, by_activation + first);
-                  for (int64_t g = 0; g < group.count; ++g) {
-                    A* const u = votes.u + g * s.votes;
-                    const A* const dz = votes.dq + g * s.parents;
-                    VoteGradient(s, data, votes.shares + g * s.parents, dz, u);
-                    AddWeightsGradient(p, s, group.poses + g * s.pose, u,
-                                       part + (group.child + g) * s.matrix);
-                    AddPoseGradient(p, s, u, group.weights + g * s.matrix,
-                                    numbers + at.lanes,
-                                    by_pose + (first + g) * s.padded_pose);
-                    if (group.prior == nullptr) continue;
-                    A* const prior =
-                        part + d.children * s.matrix + (group.child + g) * s.parents;
-                    for (int64_t n = 0; n < s.parents; n += kLanes<A>) {
-                      Store(prior + n, Load(prior + n) + Load(dz + n));
-                    }
-                  }
-                });
-              });
+  VisitPixels(
+      p, d, s, pixels, channels, numbers + at.poses, packed,
+      [&](int64_t slot, int64_t window, const Run<A>& run) {
+        data.Pack(p, s, in, grads, window);
+        ForGroups(s, run, [&](const Run<A>& group) {
+          const int64_t first = slot * count + group.child - run.child;
+          ComputeVotes<false>(p, s, data, group, all, votes);
+          Differentiate<T>(p, s, in, group, all, votes, by_activation + first);
+          for (int64_t g = 0; g < group.count; ++g) {
+            A* const u = votes.u + g * s.votes;
+            const A* const dz = votes.dq + g * s.parents;
+            VoteGradient(s, data, votes.shares + g * s.parents, dz, u);
+            AddWeightsGradient(p, s, group.poses + g * s.pose, u,
+                               part + (group.pair + g) * s.matrix);
+            AddPoseGradient(p, s, u, group.weights + g * s.matrix, numbers + at.lanes,
+                            by_pose + (first + g) * s.padded_pose);
+            if (group.prior == nullptr) continue;
+            A* const prior = part + d.pairs * s.matrix + (group.pair + g) * s.parents;
+            for (int64_t n = 0; n < s.parents; n += kLanes<A>) {
+              Store(prior + n, Load(prior + n) + Load(dz + n));
+            }
+          }
+        });
+      });
   for (int64_t child = 0; child < children; ++child) {
     const int64_t pixel = pixels.begin + child / count;
     const int64_t place = pixel * p.in_channels + channels.begin + child % count;
@@ -304,10 +303,10 @@ void ChildrenTask(const Problem& p, const Division& d, int64_t task,
   const Range channels = ChannelBlock(p, task % ChannelBlocks(p));
   A* const part = parts + number * d.packed;
   const int64_t count = channels.end - channels.begin;
-  for (int64_t n = channels.begin; n < d.children; n += p.in_channels) {
+  for (int64_t n = channels.begin; n < d.pairs; n += p.in_channels) {
     std::memset(part + n * s.matrix, 0, count * s.matrix * sizeof(A));
     if (p.has_prior == 0) continue;
-    std::memset(part + d.children * s.matrix + n * s.parents, 0,
+    std::memset(part + d.pairs * s.matrix + n * s.parents, 0,
                 count * s.parents * sizeof(A));
   }
   const ChildrenLayout<A> at(p, s);

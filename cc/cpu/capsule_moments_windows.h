@@ -139,7 +139,7 @@ void SharesTask(const Problem& p, const Division& d, int64_t task,
                    for (int64_t g = 0; g < group.count; ++g) {
                      UnpackRows(p, s, votes.shares + g * s.parents, 1,
                                 shares + (begin + slot) * window_size +
-                                    (group.child + g) * p.out_channels);
+                                    (group.pair + g) * p.out_channels);
                    }
                  });
                });

@@ -100,8 +100,8 @@ LaunchError Prepare(const CpuExec& exec, const char* op, const Problem& p,
                     const Moments<const Statistic<T>>& grads,
                     const Workspace<T>& space) {
   const CpuKernels<T>& kernels = Selected<T>();
-  if (d.children > 0) {
-    exec.parallel_for(d.children, std::max<int64_t>(d.packed / d.children, 1),
+  if (d.pairs > 0) {
+    exec.parallel_for(d.pairs, std::max<int64_t>(d.packed / d.pairs, 1),
                       [&](int64_t begin, int64_t end) {
                         kernels.pack(p, d, {begin, end}, in.weights, in.prior,
                                      space.packed);
@@ -239,8 +239,8 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& problem) {
               kernels.children(p, d, task, in, space.packed, space.normalizers, grads,
                                to, space.parts, scratch);
             });
-        if (!error.empty() || d.children == 0) return error;
-        exec.parallel_for(d.children, d.parts * d.packed / d.children + 1,
+        if (!error.empty() || d.pairs == 0) return error;
+        exec.parallel_for(d.pairs, d.parts * d.packed / d.pairs + 1,
                           [&](int64_t begin, int64_t end) {
                             kernels.finish(p, d, {begin, end}, space.parts, to);
                           });
