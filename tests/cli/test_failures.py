@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from matplotlib import font_manager
 
 from tf_capsops.__main__ import main
 from tf_capsops.cli import callbacks, canvas, figures, runs, training
@@ -112,6 +113,20 @@ def test_names_are_no_formulas(tmp_path):
     figure.suptitle(" ".join(shown))
     canvas.save(figure, tmp_path / "names.png")
     assert shown == [canvas.literal(name) for name in names]
+
+
+def test_letters_that_the_font_lacks(tmp_path, monkeypatch, recwarn):
+    every, pictures = font_manager.fontManager.ttflist, []
+    for names in ([], ["STIXGeneral"], ["Last Resort High-Efficiency"]):
+        fonts = [font for font in every if font.name in names]
+        monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
+        figure = canvas.figure(2, 2)
+        title = figure.suptitle("\u1d81, \u65e5")
+        canvas.save(figure, tmp_path / "letters.png")
+        pictures.append((tmp_path / "letters.png").read_bytes())
+        assert title.get_fontfamily()[1:] == [name for name in names if "STIX" in name]
+    assert pictures[0] == pictures[2] != pictures[1]
+    assert not recwarn.list
 
 
 def test_a_command_to_go_on_with_is_one_word(images, capsys):

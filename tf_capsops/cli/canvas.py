@@ -1,11 +1,15 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What pictures of several kinds are drawn on and with."""
+"""Canvas, colours and tiles that several kinds of pictures share."""
+
+import warnings
 
 import numpy as np
+from matplotlib import font_manager, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 BLUE, ORANGE, RED, GREY = "#2a6fbb", "#d9772b", "#c0262d", "#666666"
 # Paper is a shade off white, so that an image's edge shows against the gaps.
@@ -20,22 +24,51 @@ def figure(width, height):
 
 
 def save(figure, path):
-    """Writes a picture to `path`, as PNG or what its name says."""
-    figure.savefig(path, dpi=130, facecolor="white")
+    """Writes a picture to `path`, as PNG or what its name says.
+
+    Letters that matplotlib's font lacks are drawn in fonts of the system that have
+    them. Without such a font they are boxes.
+    """
+    texts = figure.findobj(Text)
+    families = _families({letter for text in texts for letter in text.get_text()})
+    for text in texts:
+        text.set_fontfamily(families)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(path, dpi=130, facecolor="white")
+
+
+def _families(letters):
+    """Returns the font families that together have some letters, the default first."""
+    families = list(rcParams["font.family"])
+    missing = {ord(letter) for letter in letters if letter.isprintable()}
+    own = font_manager.FontProperties(family=families)
+    missing -= _letters(font_manager.findfont(own))
+    for font in font_manager.fontManager.ttflist if missing else ():
+        placeholders = font.name.startswith("Last Resort")
+        if found := not placeholders and missing & _letters(font.fname):
+            families.append(font.name)
+            missing -= found
+    return families
+
+
+def _letters(path):
+    return font_manager.get_font(path).get_charmap().keys()
 
 
 def literal(name):
-    """Returns a name as matplotlib writes it; a $ would begin a formula."""
+    """Returns a name that matplotlib shows as it is: an unescaped $ begins a formula."""
     return name.replace("$", r"\$")
 
 
 def tiles(axes, images, columns):
     """Shows images `[rows, up to columns, H, W, C]`, with gaps between them.
 
-    Three channels are shown in colour; of others the first, dark on light.
+    Images of three channels are shown in colour. For others, the first channel is shown
+    dark on light.
 
     Returns:
-      The centers of the columns and those of the rows, in data coordinates.
+      The centers of the columns and of the rows, in data coordinates.
     """
     rows, filled, height, width, channels = images.shape
     gap = max(1, height // 14)
