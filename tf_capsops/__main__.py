@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `python -m tf_capsops`, installed as `tf-capsops`.
 
-A command is a module with four parts. `add_arguments(parser)` declares its options,
-`check(args)` refuses what it can, and both do without TensorFlow, which takes seconds
-to import. Then `run(args)` does the work and returns the exit status. The first line of
-the module's docstring is its help.
+A command is a module with four parts:
+
+* the first line of its docstring is its help;
+* `add_arguments(parser)` declares its options;
+* `check(args)` raises a `CommandError` for wrong arguments. Like `add_arguments`, it
+  does without TensorFlow, which takes seconds to import;
+* `run(args)` does the work and returns the exit status.
 """
 
 import errno
@@ -52,14 +55,18 @@ def main(argv=None):
       argv: its arguments, without the program's name; None for those of the process.
 
     Returns:
-      The exit status: 0, 1 where `info` finds no usable library, 2 where an argument or
-      a file is at fault or the disk is full, after one line that says so, 130 after
-      Ctrl-C, or 141 where nobody reads the output any more.
+      The exit status:
+
+      * 0 if all went well;
+      * 1 if `info` finds no usable library, or `report` or `bench` did not do all;
+      * 2 if an argument or a file is at fault, or the disk is full; one line says so;
+      * 130 after Ctrl-C;
+      * 141 if nobody reads the output any more.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         status = _run(argv)
-        if sys.stdout is not None:  # closed
+        if sys.stdout is not None:  # it is None if it is closed
             sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -75,7 +82,7 @@ def main(argv=None):
 
 
 def _drop_output():
-    """Drops what has not been written: Python would complain about it at its end."""
+    """Drops unwritten output, about which Python would complain when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -92,7 +99,7 @@ def _run(argv):
         command.check(args)
         with reported(ImportError):  # TensorFlow is missing
             from tf_capsops import _api
-        # Code that comes with a model finds what it finds in any other process.
+        # Code that comes with a model finds the package as in any other process.
         vars(tf_capsops).update({name: getattr(_api, name) for name in _api.__all__})
         _break.imports_are_done()
         return command.run(args)

@@ -61,7 +61,7 @@ __all__ = [
     "squash",
 ]
 
-# Registers the ops, so that a SavedModel that has them loads. Without a usable library
-# the rest of the package is still of use, and every op says what is wrong.
+# Registers the ops, so that a SavedModel with these ops loads. Without a usable library
+# the rest of the package still works, and every op says what is wrong.
 with contextlib.suppress(ImportError):
     _library.load()

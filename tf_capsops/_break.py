@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lets Ctrl-C end a command at once while its imports last, which takes seconds.
+"""Lets Ctrl-C end a command at once during its imports, which take seconds.
 
 A KeyboardInterrupt would end in a traceback there, or be lost in a library's import.
 The package imports this module before all others, and it imports next to nothing.
@@ -15,7 +15,7 @@ def _is_command():
     program = os.path.basename((sys.argv or [""])[0])
     if program != "-m":
         return program == "tf-capsops"
-    # Python looks for the module that -m names, and argv has "-m" in its place.
+    # While Python looks for the module that -m names, argv[0] is "-m".
     return ("-m", "tf_capsops") in zip(sys.orig_argv, sys.orig_argv[1:])
 
 
@@ -33,6 +33,6 @@ def imports_are_done():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Somebody else's handler, or none as under nohup, stays.
+# Any other handler stays, and so does SIGINT that the parent has ignored.
 if IS_COMMAND and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _end)

@@ -1,11 +1,11 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports TensorFlow quietly, where the process is a command of ours.
+"""Imports TensorFlow quietly if the process is a command of ours.
 
 It leaves out log lines: nobody who runs `tf-capsops` can do anything about oneDNN's
-rounding, a driver that is not there or a function that is traced again. A
-`TF_CPP_MIN_LOG_LEVEL` of 0 or 1 in the environment brings them back, and one of 2 those
-of errors. To come before TensorFlow, the package imports this module first.
+rounding, a missing driver or a function that is traced again. If the environment sets
+`TF_CPP_MIN_LOG_LEVEL` to 0 or 1, all lines appear, and if it sets 2, errors do. The
+package imports this module before TensorFlow.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ import tempfile
 from tf_capsops import _break
 
 # A line of log, the warning before the first one, the second line of a long one, and
-# what the decoders of pictures say about broken ones.
+# messages about broken pictures from their decoders.
 _LOG = re.compile(
     rb"[IWE]\d{4} |WARNING: All log messages before absl::|To enable the following"
     rb"|Improper call to JPEG|Unsupported color conv|Corrupt JPEG|Premature end of JPEG"
     rb"|libpng "
 )
-_FATAL = 3  # the least severe line that is shown
+_FATAL = 3  # the level of the least severe lines that are shown
 # absl::SetMinLogLevel. TensorFlow has no Python function for the level of absl's log,
 # and its library exports this one only by its C++ name, which the compiler has mangled
 # together with the date of absl's release. If another TensorFlow has another name for

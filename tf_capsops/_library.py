@@ -26,9 +26,9 @@ def library_path():
     The environment variable `TF_CAPSOPS_LIBRARY` takes precedence over the file
     that was built into this package.
 
-    The gradients of the ops are Python's part: in a process that loads the library by
-    its path and does not import `tf_capsops`, the ops have none, and asking for one is
-    a `LookupError`.
+    Python registers the gradients of the ops. In a process that loads the library by
+    its path and does not import `tf_capsops`, the ops have no gradients, and asking for
+    one raises a `LookupError`.
 
     Returns:
       An absolute path, as a string.

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses between the ops of our library and the same in TensorFlow's own ops."""
+"""Chooses between the ops of our library and their equivalents in TensorFlow's ops."""
 
 import contextlib
 import contextvars
@@ -17,18 +17,18 @@ _IS_ON = contextvars.ContextVar("tf_capsops.portable", default=False)
 def portable():
     """Builds every function and layer from TensorFlow's own ops within a `with` block.
 
-    A model that is exported or traced there runs where our library is not: in
-    TensorFlow Serving, TFLite or ONNX, and wherever it was not built for. Arguments,
-    checkpoints, gradients and results are the same, but for rounding; time and memory
-    are not, since what our kernels never store is stored (docs/export.md).
+    A model that is exported or traced in the block runs without our library: in
+    TensorFlow Serving, TFLite or ONNX, and on systems that the library was not built
+    for. Arguments, checkpoints, gradients and results are the same, but for rounding.
+    It takes more time and memory, because TensorFlow's ops store what our kernels never
+    store (docs/export.md).
 
-    The block is looked at when a function is called, eagerly or while a `tf.function`
-    is traced: a graph that exists already stays what it is, inside of the block and
-    after it. So a Keras model that has already predicted goes on predicting by our ops,
-    until `model.make_predict_function(force=True)`. `model.export` always traces.
+    The block takes effect when a function is called, eagerly or while a `tf.function`
+    is traced: a graph that exists already does not change, neither inside of the block
+    nor after it. So a Keras model that has already predicted goes on predicting by our
+    ops, until `model.make_predict_function(force=True)`. `model.export` always traces.
 
-    Blocks may be nested. One holds for its own thread and `asyncio` task, and for no
-    others.
+    Blocks may be nested. A block applies to its own thread and `asyncio` task only.
 
     >>> from tensorflow import ones
     >>> import tf_capsops
@@ -52,7 +52,7 @@ def compute(plain, *operands, name, **attributes):
     """Calls the definition of an op in TensorFlow's own ops.
 
     Args:
-      plain: The definition, of operands and attributes.
+      plain: The definition, a function of operands and attributes.
       *operands: Tensors.
       name: Name of the scope of the operations in a graph.
       **attributes: Keyword arguments for `plain`.
@@ -62,7 +62,7 @@ def compute(plain, *operands, name, **attributes):
 
 
 def widened(compute):
-    """Makes a function compute 16-bit types in float32 and round once, as ours do."""
+    """Lets a function compute 16-bit types in float32 and round once, as ours do."""
 
     @functools.wraps(compute)
     def rounded_once(*operands, **attributes):

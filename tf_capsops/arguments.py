@@ -19,7 +19,7 @@ class OperandTypeError(TypeError, ValueError):
     TensorFlow raises a TypeError for this, and Keras a ValueError; this is both.
     """
 
-    # AutoGraph raises only those errors again as they were.
+    # AutoGraph raises an error again in its own class only if it has this __init__.
     __init__ = Exception.__init__
 
 
@@ -199,7 +199,7 @@ def window_attributes(owner, strides, padding, dilations, axes=2):
 
 
 def require_int32(owner, **values):
-    """Raises a ValueError if one of several tuples of positive ints has too large ones.
+    """Raises a ValueError if a tuple of positive ints has a number beyond int32.
 
     The message names owner, argument and value.
     """
@@ -233,7 +233,7 @@ def image_range(owner, images):
     """Returns `images` after checking that they are not pixels from 0 to 255.
 
     Networks learn nothing from pixels that nobody has scaled, and do not say so. Values
-    are read on the host: tensors of a graph pass, for only their types are known.
+    are read on the host: tensors of a graph pass, because only their types are known.
 
     Args:
       owner: the name to begin the message with.
@@ -241,7 +241,7 @@ def image_range(owner, images):
 
     Raises:
       ValueError: if they are integers, or floating-point numbers above 10; the message
-        names owner and what came, and says how to scale.
+        names the owner and the largest number or the type, and says how to scale.
 
     >>> from tf_capsops.arguments import image_range
     >>> image_range("model", [[0.0, 0.5]])
@@ -279,9 +279,9 @@ def _floating_point(owner, images):
 
 
 def scaled_images(owner, images, image_shape=None):
-    """Returns `images` if type and shape are those of images, nested lists as an array.
+    """Returns `images` if their type and shape are good; nested lists become an array.
 
-    `image_range` says why. It also checks values, where they are known.
+    `image_range` checks the values if they are known, and says why.
 
     Args:
       owner: the name to begin the message with.
@@ -306,7 +306,7 @@ def float_tensors(owner, **operands):
     """Returns the operands of an op, in order, as tensors of one floating-point type.
 
     Numbers from Python and NumPy take the type of the first tensor among the operands.
-    Without a tensor all take that of the first NumPy array, or float32.
+    Without a tensor, all take the type of the first NumPy array, or float32.
 
     Raises:
       OperandTypeError: if one is ragged, sparse, no numbers, or of another type; the

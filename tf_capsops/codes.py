@@ -22,8 +22,8 @@ def top_exponent(weights, axes=()):
 
     Args:
       weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
-      axes: Axes to whose elements code books belong, such as those of output channels,
-        in ascending order; () for one book.
+      axes: Axes with a code book for each of their elements, such as those of output
+        channels, in ascending order; () for one book.
 
     Returns:
       An int, or an array of ints of the sizes of `axes`; 0 where all weights are zero,
@@ -109,7 +109,7 @@ def encode(weights, bits, top_exponent=None, axes=()):
 
 
 def decode(codes, bits, top_exponent, dtype="float32", axes=()):
-    """Returns exactly the weights that codes stand for.
+    """Returns the exact weights that codes represent.
 
     Args:
       codes: Integers of any shape, as `tf_capsops.inq.encode` makes them.
@@ -122,7 +122,7 @@ def decode(codes, bits, top_exponent, dtype="float32", axes=()):
       A NumPy array of the shape of `codes`.
 
     Raises:
-      ValueError: a code is past the book, which ends with `2^(bits-1)`; an argument is
+      ValueError: a code is beyond the last one, `2^(bits-1)`; an argument is
         not as above; or `dtype` cannot hold a power of two.
 
     >>> tf_capsops.inq.decode([[0, 1, 2], [3, 4, 5]], bits=4, top_exponent=1)
@@ -136,7 +136,7 @@ def decode(codes, bits, top_exponent, dtype="float32", axes=()):
     dtype = np.dtype(getattr(dtype, "as_numpy_dtype", dtype))
     steps = np.maximum(codes.astype(np.int64) - 1, 0) // 2
     limits = ml_dtypes.finfo(dtype)
-    # The smallest is a subnormal number: half of it would be none.
+    # The smallest power of two is a subnormal number.
     lowest = np.frexp(np.float64(limits.smallest_subnormal))[1] - 1
     highest = np.frexp(np.float64(limits.max))[1] - 1
     used = (n1 - steps)[codes > 0]
@@ -146,7 +146,7 @@ def decode(codes, bits, top_exponent, dtype="float32", axes=()):
             f"decode: {dtype} has no 2^{wrong}: its powers of two are 2^{lowest} to "
             f"2^{highest}"
         )
-    # Codes that are zero may be of a book that no type holds.
+    # Exponents are clipped because zeros may have a code book that no type can hold.
     powers = np.ldexp(1.0, np.clip(n1 - steps, -1074, 1023))
     signs = np.where(codes == 0, 0.0, 1.0 - 2.0 * (codes % 2 == 0))
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -179,7 +179,7 @@ def checked_codes(owner, codes, bits):
 
 
 def _checked_axes(owner, axes, rank):
-    """Returns axes of an array counted from its first one, a tuple of ints."""
+    """Returns axes as a tuple of ints from 0 to `rank - 1`."""
     given = axes if isinstance(axes, (list, tuple)) else [None]
     found = []
     for axis in given:
@@ -228,7 +228,7 @@ def _checked_exponents(owner, top_exponent, shape, axes):
 
 
 def _without_others(exponents, axes):
-    """Returns n1 with no axes but the books'."""
+    """Returns n1 with the axes of the code books only."""
     if not axes:
         return exponents
     return exponents.reshape([exponents.shape[axis] for axis in axes])
@@ -259,7 +259,7 @@ def _float64(owner, weights):
 
 
 def _top_exponent(values, axes):
-    """Returns n1, an int, or with the rank of the weights if each of `axes` has one."""
+    """Returns n1: an int, or with `axes` an array of the rank of the weights."""
     others = tuple(axis for axis in range(values.ndim) if axis not in axes)
     largest = np.abs(values).max(axis=others, initial=0.0, keepdims=True)
     exponents = np.where(largest == 0, 0, _nearest_exponent(largest)[0])

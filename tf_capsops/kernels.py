@@ -1,11 +1,11 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels run: how to see them, and how to force them, on a GPU.
+"""Shows which kernels run on a GPU, and forces others.
 
 Planning an op picks the first of its kernels that can do the problem. The environment
 variable `TF_CAPSOPS_KERNEL=CapsuleConv=mma,CapsuleRouting=phases` forces kernels by
 name from the start of a process, and `TF_CAPSOPS_DEVICE=capability=86,shared=101376`
-makes planning take a GPU for another one. The functions here set the same later.
+lets planning assume another GPU. The functions in this module set the same later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPUS = {
     120: {"processors": 170, "shared": 101376, "processor_shared": 102400},
 }
 
-# The texts in force of each variable, the innermost block's last.
+# By variable: its text at the start, then the texts that open blocks have set.
 _HISTORY: dict[str, list[str]] = {}
 
 
@@ -42,7 +42,7 @@ def _interface() -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def _set(function: str, variable: str, settings: dict) -> Iterator[None]:
-    """Sets what `variable` set at the start, and what was set before afterwards."""
+    """Applies settings in place of `variable`'s, and then restores the earlier ones."""
     history = _HISTORY.setdefault(variable, [os.environ.get(variable, "")])
     history.append(",".join(f"{name}={value}" for name, value in settings.items()))
     change = getattr(_interface(), function)
@@ -59,8 +59,8 @@ def force(**kernels: str) -> Iterator[None]:
     """Forces kernels within a `with` block, for all threads of the process.
 
     Args:
-        **kernels: The kernel's name for each op, such as `CapsuleConv="mma"`. An op
-            whose kernel cannot do what it is given raises an InvalidArgumentError.
+        **kernels: The kernel's name for each op, such as `CapsuleConv="mma"`. If a
+            kernel cannot do the problem, the op raises an InvalidArgumentError.
     """
     with _set("tf_capsops_force_kernels", "TF_CAPSOPS_KERNEL", kernels):
         yield
@@ -99,7 +99,7 @@ def recorded() -> Iterator[list[tuple[str, str, int]]]:
 
 @contextlib.contextmanager
 def explained() -> Iterator[list[tuple[str, str, str]]]:
-    """Says of ops that run within a `with` block which GPU kernels could run them.
+    """Finds which GPU kernels could run the ops that run within a `with` block.
 
     Yields:
         A list that is filled when the block ends: op, kernel, and why it cannot do the

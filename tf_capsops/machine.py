@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What numbers were measured on: the machine, the versions and the commit."""
+"""Describes what numbers were measured on: machine, versions and commit."""
 
 from __future__ import annotations
 

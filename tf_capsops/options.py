@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:  # or the main parser reports them, without the command's name
-            # The usage has -h for it.
+            # The usage shows -h instead of --help.
             options = ["--help", *re.findall(r"--[\w-]+", self.format_usage())]
             misspelt = (each.partition("=")[0] for each in rest if each.startswith("-"))
             hints = (suggestion(each, options) for each in misspelt)
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, rest
 
     def _print_message(self, message, file=None):
-        # argparse hides it where nobody reads a help of more than a buffer's length.
+        # argparse would hide the error if nobody reads a help longer than a buffer.
         if message and file is not None:
             file.write(message)
 
@@ -96,7 +96,7 @@ def add_run(parser, use):
 
 
 def add_skip_broken(parser):
-    """Adds the option that files that are no pictures are left out."""
+    """Adds the option to leave out files that are no pictures."""
     parser.add_argument(
         "--skip-broken",
         action="store_const",
@@ -111,8 +111,8 @@ def add_batches(parser, batch_size, rate, learning_rate):
 
     Args:
       parser: a parser or a group of one.
-      batch_size, learning_rate: what they are by default, in words.
-      rate: which learning rate it is, in words.
+      batch_size, learning_rate: their defaults, in words.
+      rate: which learning rate the option sets, in words.
     """
     parser.add_argument(
         "--batch-size",
@@ -138,7 +138,7 @@ def add_seed(parser):
 
 
 def add_nondeterministic(parser):
-    """Adds the option that a seed selects no deterministic kernels."""
+    """Adds the option to use the fastest kernels even with a seed."""
     parser.add_argument(
         "--nondeterministic",
         action="store_const",
@@ -172,9 +172,9 @@ def refuse_all_but(taken, args, reason, more=""):
     """Checks that no options are given but those that can be used.
 
     Args:
-      taken: the names of these.
-      args: as they were parsed; options that are not given are None.
-      reason, more: what a message begins and ends with.
+      taken: the names of the options that can be used.
+      args: the parsed arguments; options that are not given are None.
+      reason, more: the beginning and the end of the message.
 
     Raises:
       CommandError: if another one is given, which the message names.

@@ -11,7 +11,7 @@ from tf_capsops.codes import checked_bits, checked_codes
 
 
 def pack(codes, bits):
-    """Puts codes side by side in `bits` bits each.
+    """Packs codes next to each other, in `bits` bits each.
 
     Codes are taken in row-major order. Bit b of code i is bit `bits * i + b` of the
     result, which starts with the least significant bit of the first byte. The last byte

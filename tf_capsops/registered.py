@@ -30,7 +30,7 @@ class _Constructor:
 
     def __get__(self, instance, owner):
         if instance is not None:
-            raise AttributeError("__signature__")  # of instances, that of __call__
+            raise AttributeError("__signature__")  # instances use __call__'s own
         signature = inspect.signature(owner.__init__)
         _, *parameters = signature.parameters.values()
         return signature.replace(parameters=parameters)

@@ -36,9 +36,9 @@ def dimensions(tensor):
 class ShapeRule:
     """Binds the axes of operands to named sizes, as the C++ class of this name does.
 
-    Portable definitions check with it what the library's ops check: TensorFlow's own
-    would broadcast an operand that does not fit. Sizes that are unknown while a graph
-    is built are left to them.
+    Portable definitions use it to check what the library's ops check: TensorFlow's own
+    ops would broadcast an operand that does not fit. Sizes that are unknown while a
+    graph is built are left to TensorFlow's ops.
 
     Attributes:
       sizes: What is known of the named sizes: ints and Nones.
@@ -74,7 +74,7 @@ class ShapeRule:
         return tensor
 
     def require(self, holds, text):
-        """Raises the error of `bind` unless something holds."""
+        """Raises the error of `bind` unless a condition holds."""
         if not holds and tf.executing_eagerly():
             raise tf.errors.InvalidArgumentError(None, None, f"{self._op}: {text}")
         if not holds:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a report of the benchmark with an earlier one.
 
-Times of two runs differ by the machine, too. The rivals tell by how much: their code is
-the same, so the median of what they changed by is taken for what the machine did. How
-much single rivals deviate from it shows what changes by chance.
+Times of two runs also differ because of the machine. The rivals show by how much: their
+code is the same, so the median change of their times is attributed to the machine.
+Deviations of single rivals from this median show how much changes by chance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(path: pathlib.Path) -> dict:
     """Returns the report in a file.
 
     Raises:
-        CommandError: It cannot be read, or is not what the benchmark wrote.
+        CommandError: It cannot be read, or is no report of the benchmark.
     """
     try:
         made = json.loads(path.read_text())
@@ -63,7 +63,7 @@ def _times(method: Mapping) -> tuple[float, float, float]:
 def table(earlier: Mapping, made: Mapping) -> Table:
     """Returns a table of our times, for the terminal.
 
-    `mark` says which rows are marked as slower or faster.
+    `mark` decides which rows are marked as slower or faster.
     """
     before = {_key(result): result for result in earlier["results"]}
     shown = Table(title=_title(earlier), title_justify="left", box=box.SIMPLE_HEAD)
@@ -95,7 +95,7 @@ def table(earlier: Mapping, made: Mapping) -> Table:
 
 
 def _rows(old: Mapping, new: Mapping):
-    """Yields a row for each method of ours that both reports have."""
+    """Yields a row for each method of ours that worked in the earlier report."""
     for name, method in new.items():
         worked = "median_us" in old.get(name, {})
         if name.startswith(report.OURS) and worked and "error" in method:
@@ -120,16 +120,18 @@ def _rows(old: Mapping, new: Mapping):
 
 
 def mark(old: Mapping, new: Mapping, rivals: Sequence[float]) -> str:
-    """Says what became of a method from one run to another.
+    """Says whether a method is slower or faster than in an earlier run.
 
     Args:
-        old: The method's entry in the earlier report, and `new` that in the later one.
+        old: The method's entry in the earlier report.
+        new: Its entry in the later report.
         rivals: The ratios by which the times of rivals changed.
 
     Returns:
-        "slower" or "faster" where, once the machine's share is taken away, the
-        quartiles of both runs are apart, and the medians by more than 5% and more than
-        any rival's; "?" where a run has too few samples to tell; else "".
+        "slower" or "faster" if two conditions hold once the machine's share is taken
+        away: the ranges between the quartiles do not overlap, and the medians differ by
+        more than 5% and by more than any rival's. "?" if a run has too few samples to
+        tell; else "".
     """
     if any(method.get("samples", _FEWEST) < _FEWEST for method in (old, new)):
         return _UNKNOWN
@@ -151,7 +153,7 @@ def _title(earlier: Mapping) -> str:
 
 
 def _differences(earlier: Mapping, made: Mapping) -> list[str]:
-    """Names what the two runs do not have in common."""
+    """Names the differences between the circumstances of two runs."""
     labels = {"cpu": "processor", "cores": "cores", "gpus": "GPUs", "tf32": "TF32"}
     labels["versions"] = "versions"
     return [

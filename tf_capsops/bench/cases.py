@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
-if typing.TYPE_CHECKING:  # for the command's parser, which does not wait for them
+if typing.TYPE_CHECKING:  # the command's parser does not wait for these imports
     import numpy as np
     import tensorflow as tf
 
@@ -25,10 +25,10 @@ CORRECTNESS = "correctness"  # compared with the float64 reference, with gradien
 GRADIENT = "gradient"  # small enough for finite differences
 PAPER = "paper"  # the grid of the paper's own tests
 SMOKE = "smoke"  # a benchmark small enough for a test of the benchmark
-ANCHORS = "anchors"  # the sizes every speed claim is made at
+ANCHORS = "anchors"  # the sizes at which speeds are claimed
 NETWORKS = "networks"  # layers of published networks
 TRAINING = "training"  # whole training steps through Keras
-TRAINING_SMOKE = "training-smoke"  # the same of tiny networks
+TRAINING_SMOKE = "training-smoke"  # training steps of tiny networks
 LAYERS = "layers"  # every layer, in every type
 LAYERS_SMOKE = "layers-smoke"  # tiny layers
 OF_OPS = (ANCHORS, NETWORKS, SMOKE)
@@ -42,7 +42,7 @@ class Case:
     Attributes:
         name: Unique within the op.
         sizes: Size of each dimension, by the name it has in the op's documentation.
-        uses: What the case is for, among the constants of this module.
+        uses: The uses of the case, among the constants of this module.
         devices: Device types the case is benchmarked on.
         attributes: The op's attributes, by their names in Python.
     """
@@ -99,8 +99,8 @@ class OpSuite:
         rivals: Other ways to compute the same in plain TensorFlow, by name.
         forward_cost: Least cost of the forward computation.
         training_cost: Least cost of forward and all gradients together.
-        parts: Parts of a rival's work, timed beside the rivals. Their results differ
-            from the op's.
+        parts: Parts of a rival's work, timed along with the rivals. Their results
+            differ from the op's.
         prepare: Converts the op's inputs and attributes to the rivals' inputs; not
             timed.
         sources: How many inputs, counted from the first, have gradients; None for all.
@@ -128,7 +128,7 @@ class OpSuite:
 
 
 def ops() -> list[str]:
-    """Returns the names of all ops: capsule_conv.py is about CapsuleConv."""
+    """Returns the names of all ops, by their files: CapsuleConv for capsule_conv.py."""
     from tf_capsops.bench import suites as package
 
     modules = pkgutil.iter_modules(package.__path__)

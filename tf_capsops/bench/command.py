@@ -41,7 +41,7 @@ _WIDTH = 100  # columns, where the output is no terminal
 
 
 def devices(wanted: Sequence[str] | None) -> list[str]:
-    """Returns the kinds of devices to measure on: those that there are without any.
+    """Returns the kinds of devices to measure on: by default all that TensorFlow sees.
 
     Raises:
         CommandError: TensorFlow sees no device of a kind that is wanted.
@@ -54,7 +54,7 @@ def devices(wanted: Sequence[str] | None) -> list[str]:
 
 
 def prepare(tf32: bool) -> Console:
-    """Sets TensorFlow up, and returns where to print."""
+    """Sets TensorFlow up, and returns the console to print to."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.experimental.enable_tensor_float_32_execution(tf32)
@@ -65,7 +65,7 @@ def prepare(tf32: bool) -> Console:
 def _argument_sets(
     suite: OpSuite, case: Case, dtype: tf.DType, device: str
 ) -> list[measure.Arguments]:
-    """Makes sets of the output's gradient and the inputs, on the device."""
+    """Returns sets of the output's gradient and the inputs, on the device."""
     rng = np.random.default_rng(_SEED)
     arrays = suite.draw(case, rng)
     shape = suite.output_shape(case)
@@ -88,7 +88,7 @@ def _argument_sets(
 def _in_torch(
     suite: OpSuite, case: Case, dtype: tf.DType, device: str, args
 ) -> dict[str, dict[str, measure.Timing | str]]:
-    """Returns timings in PyTorch, where it is installed, by direction and method."""
+    """Returns timings in PyTorch by direction and method; none if it is missing."""
     found: dict[str, dict[str, measure.Timing | str]] = {}
     script = suite.torch
     if script is None or dtype != tf.float32 or not pytorch.has_script(script):
@@ -144,7 +144,7 @@ def _measure_case(
 def _of_ops(
     args: argparse.Namespace, console: Console, ceilings: list[dict]
 ) -> Iterator[dict]:
-    """Yields the results of the ops, and adds the ceilings of devices and dtypes."""
+    """Yields the results of the ops, and adds measured rates to `ceilings`."""
     if not {*args.suite} & {*cases.OF_OPS}:
         return
     for kind, dtype in itertools.product(args.device, map(tf.as_dtype, args.dtype)):
@@ -182,7 +182,7 @@ def _of_training(args: argparse.Namespace, console: Console) -> Iterator[dict]:
 
 
 def _measured(args: argparse.Namespace, console: Console, data: pathlib.Path) -> dict:
-    """Measures what the options ask for, and prints and writes it on the way."""
+    """Measures what the options ask for; prints and writes each result at once."""
     made = {
         "command": report.command(args.command_line),
         "tf32": args.tf32,
@@ -208,7 +208,7 @@ def _write(data: pathlib.Path, made: dict) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the benchmark; returns 1 where an own op or network did not run, else 0."""
+    """Runs the benchmark; returns 1 if one of our ops or networks failed, else 0."""
     counts = args.threads or []
     args.device = devices(args.device)
     earlier = args.against and against.read(args.against)

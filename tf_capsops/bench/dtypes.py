@@ -18,7 +18,7 @@ _ROW = "op", "case", "direction", "device"
 def table(results: Sequence[Mapping]) -> Table:
     """Returns a table of our methods, with the ratios to float32, for the terminal.
 
-    A ratio above one whose quartiles are apart from float32's is marked as slower.
+    A type is marked as slower if its lower quartile is above float32's upper one.
     """
     dtypes = [*dict.fromkeys(result["dtype"] for result in results)]
     dtypes.sort(key=lambda dtype: dtype != _FIRST)
@@ -55,7 +55,7 @@ def table(results: Sequence[Mapping]) -> Table:
 
 
 def is_slower(method: Mapping, first: Mapping) -> bool:
-    """Tells whether a method's time is above another's, and their quartiles apart."""
+    """Tells whether a method's lower quartile is above another's upper quartile."""
     if "median_us" not in method or "median_us" not in first:
         return False
     return method["quartiles_us"][0] > first["quartiles_us"][1]

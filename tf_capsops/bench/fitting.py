@@ -21,8 +21,8 @@ from tf_capsops.bench.networks import NETWORKS, Network, Trainee
 from tf_capsops.models import Unrolled
 
 PLAIN = "plain Keras"
-UNTUNED_STEPS = 20  # of the first epoch of an untuned method
-_BATCHES = 20  # in the data set
+UNTUNED_STEPS = 20  # steps of the first epoch of an untuned method
+_BATCHES = 20  # number of batches in the data set
 _SEED = 20171026
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
@@ -35,7 +35,7 @@ class Method:
         who: Whose network it is.
         jit: Keras' `jit_compile`.
         steps: Keras' `steps_per_execution`; None for a model that is compiled without
-            either of the two.
+            `jit_compile` and `steps_per_execution`.
         arrays: Whether `fit` is given arrays instead of a data set.
         gpus: How many GPUs share each batch.
     """
@@ -48,7 +48,7 @@ class Method:
 
     @property
     def execution(self) -> int:
-        """The steps to begin with."""
+        """The steps of the first epoch."""
         return self.steps or UNTUNED_STEPS
 
     @property
@@ -72,7 +72,7 @@ class LeftOut(Exception):
 
 
 class Clock(keras.callbacks.Callback):
-    """Takes the seconds of every epoch, up to the metrics at its end."""
+    """Measures the seconds of every epoch, up to the metrics at its end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Clock(keras.callbacks.Callback):
 
 
 class Fit:
-    """A compiled network and its data; by default the benchmark's of the case."""
+    """A compiled network and its data; by default the network of the case's name."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Fit:
         with _strategy(method, kind).scope():
             trainee = build(case)
             self.model = trainee.model
-            self.model.groups_steps = method.steps != 1  # else `fit` chooses
+            self.model.groups_steps = method.steps != 1  # `fit` may group other steps
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # where Keras goes on without XLA
+                warnings.simplefilter("ignore")  # Keras may go on without XLA
                 self.model.compile(
                     keras.optimizers.Adam(), **method.compiling, **trainee.compiling
                 )
@@ -158,7 +158,7 @@ def _batches(
     samples = tf.data.Dataset.from_tensor_slices(drawn)
     batches = samples.batch(batch, drop_remainder=True).map(trainee.arrange)
     batches = batches.cache().repeat()
-    ours = isinstance(trainee.model, Unrolled)  # copies batches ahead by itself
+    ours = isinstance(trainee.model, Unrolled)  # it copies batches ahead by itself
     if kind == "GPU" and method.steps and method.gpus == 1 and not ours:
         return batches.apply(tf.data.experimental.prefetch_to_device("/GPU:0", 20))
     return batches.prefetch(tf.data.AUTOTUNE)
@@ -166,7 +166,7 @@ def _batches(
 
 @contextlib.contextmanager
 def scope(dtype: str, kind: str) -> Iterator[None]:
-    """Makes networks of one type on one device, and frees at its end what they took."""
+    """Builds networks of one type on one device in a block, and then frees memory."""
     device = tf.device("CPU:0") if kind == "CPU" else contextlib.nullcontext()
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(_POLICIES.get(dtype, dtype))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the ceilings of a device, in the same run as everything else."""
+"""Measures the highest rates of a device, in the same run as everything else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ceilings:
     seconds_per_call: float
 
     def seconds(self, cost: Cost, itemsize: int) -> float:
-        """Returns the least time of a cost, the longer of memory and arithmetic."""
+        """Returns the least time of a cost: the longer one of memory and arithmetic."""
         return max(
             cost.bytes(itemsize) / self.bytes_per_second,
             cost.flops / self.flops_per_second,

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures one call of every layer under float32 and Keras' mixed policies.
 
-A call is measured as an op's is (measure.py): forward, and with the gradients of inputs
-and weights. All types of a layer are timed in turn, so that their ratios are not those
-of two moments. Inputs are of the policy's compute type, as the layer before gives them;
-weights are in float32, as in training, so casting them is part of the call.
+A call is measured like that of an op (measure.py): forward, and with the gradients of
+inputs and weights. Samples of all types of a layer are taken in turn, so that drifts of
+the machine do not change their ratios. Inputs are of the policy's compute type, as the
+layer before gives them; weights are in float32, as in training, so casting them is part
+of the call.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tf_capsops.inq.twins import Books, bits_or_why_not, twin
 
 _SEED = 20180507
 CODES = f"{report.OURS}, codes"
-_LENGTH = 8  # calls in a graph: tracing a rule with its gradients takes seconds
+_LENGTH = 8  # few calls in a graph: tracing a rule with its gradients takes seconds
 
 
 def _cases() -> Iterator[Case]:
@@ -168,7 +169,7 @@ LAYERS = tuple(dict.fromkeys(case.attributes["layer"] for case in CASES))
 
 
 def made(case: Case) -> keras.layers.Layer:
-    """Makes the layer of a case, of the global policy."""
+    """Returns the layer of a case, under the global policy."""
     arguments = {
         name: value
         for name, value in case.attributes.items()
@@ -180,7 +181,7 @@ def made(case: Case) -> keras.layers.Layer:
 
 
 def coded(layer: keras.layers.Layer, bits: int, *inputs) -> keras.layers.Layer | None:
-    """Returns a built layer's copy with codes of its weights, or None if none has."""
+    """Returns a built layer's copy with its weights in codes, or None without one."""
     for _, kernel in layers_and_kernels(layer):
         kernel.assign(quantize(kernel, bits))
     books = Books(bits, all_kinds=True)
@@ -197,7 +198,7 @@ def _steps(
 ) -> dict[str, tuple] | None:
     """Returns a step and the sets of its arguments, by direction.
 
-    With `bits` it is that of the layer with codes, or None if there is no such layer.
+    With `bits` it calls the layer with codes; None if there is no such layer.
     """
     layer, random = made(case), np.random.default_rng(_SEED)
     shapes = [(case.sizes["batch"], *shape) for shape in case.attributes["inputs"]]
@@ -240,7 +241,7 @@ def _steps(
 
 
 def _measured(case: Case, device: str, options) -> Iterator[dict]:
-    """Yields the results of one layer: a type and a direction each."""
+    """Yields the results of one layer, for each direction and type."""
     kind = measure.device_type(device)
     steps = {}
     for dtype in options.dtype:
@@ -280,7 +281,7 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
     """Yields the entry of `results` for each layer, device, direction and dtype.
 
     Methods are `tf_capsops` and, compiled by XLA, `tf_capsops, XLA`; with `--bits` also
-    `tf_capsops, codes`, of a layer with codes and without gradients of weights.
+    `tf_capsops, codes`: the layer with codes, which has no gradients of kernels.
     """
     for kind, case in itertools.product(options.device, CASES):
         chosen = case.attributes["layer"] in options.layer

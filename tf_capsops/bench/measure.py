@@ -5,11 +5,11 @@
 On a GPU an op may take less time than TensorFlow needs to launch it. A measurement is
 therefore a chain: one graph of many calls, ordered by control dependencies, started
 several times without waiting, followed by one wait for the device. Every call has its
-own arguments, so that none is merged with another. They are drawn in turn from several
-sets of tensors, so that caches are not warmer than in a training step. No result is
-read, copied or kept: TensorFlow frees each as it would between two layers. Nothing is
+own arguments, so that none is merged with another. Calls rotate among several sets of
+arguments, so that caches are not warmer than in a training step. No result is read,
+copied or kept: TensorFlow frees each as it would between two layers. Nothing is
 subtracted from the time. All methods in TensorFlow are measured in exactly this way;
-those in PyTorch take the same arguments each time (benchmarks/torch_timing.py).
+methods in PyTorch take the same arguments each time (benchmarks/torch_timing.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-# Calls in a chain, least seconds of a sample, most bytes of arguments: by device type.
+# By device type: calls in a chain, least seconds of a sample, most bytes of arguments.
 _CHAIN = {"CPU": 8, "GPU": 32}
 _SAMPLE_SECONDS = {"CPU": 0.1, "GPU": 0.05}
 _ARGUMENT_BYTES = {"CPU": 1 << 30, "GPU": 4 << 30}
@@ -56,7 +56,7 @@ def device_type(device: str) -> str:
 
 
 def set_count(device: str, set_bytes: int) -> int:
-    """Returns how many sets of arguments to rotate among."""
+    """Returns how many sets of arguments, of `set_bytes` each, to rotate among."""
     kind = device_type(device)
     return min(_CHAIN[kind], max(2, _ARGUMENT_BYTES[kind] // max(1, set_bytes)))
 
@@ -85,7 +85,7 @@ def forward_step(compute: Callable[..., tf.Tensor]) -> Callable:
 def training_step(
     compute: Callable[..., tf.Tensor], sources: int | None = None
 ) -> Callable:
-    """Returns a step that computes an op and its gradients, given the output's.
+    """Returns a step that computes an op and its gradients from its output's gradient.
 
     Args:
         sources: How many inputs, counted from the first, have gradients; None for all.
@@ -101,7 +101,7 @@ def training_step(
 
 
 def gradient_step(compute: Callable[..., tf.Tensor]) -> Callable:
-    """Returns a step that computes all gradients of an op, given the output's.
+    """Returns a step that computes an op's gradients from its output's gradient.
 
     TensorFlow computes only the parts of the op itself that the gradients need.
     """
@@ -120,9 +120,9 @@ class Chain:
     Args:
         step: A function from arguments to a tuple of results.
         sets: Sets of arguments to rotate among.
-        device: Where to compute.
+        device: The device to compute on.
         length: Calls in a graph; by default as many as suit the device.
-        seconds: Least time of a sample; by default that of the device.
+        seconds: Least time of a sample; by default as suits the device.
     """
 
     def __init__(
@@ -150,13 +150,13 @@ class Chain:
                 return tf.constant(0)
 
         self._run = run
-        self._graphs: dict[int, Callable] = {}  # by length
+        self._graphs: dict[int, Callable] = {}  # the traced graphs by length
 
     def _seconds(self, length: int, rounds: int) -> float:
         calls = list(itertools.islice(itertools.cycle(self._sets), length))
         with tf.device(self._device):
-            # A call of the tf.function itself would warn of retracing, because every
-            # chain makes the same one anew.
+            # Calling the tf.function itself would warn of retracing, because every
+            # chain creates it anew.
             if length not in self._graphs:
                 self._graphs[length] = self._run.get_concrete_function(*calls)
             run = self._graphs[length]
@@ -190,7 +190,7 @@ class Chain:
 
 
 def reason(error: tf.errors.OpError | ValueError) -> str:
-    """Returns the reason of an error without TensorFlow's location."""
+    """Returns the reason of an error without the location that TensorFlow adds."""
     lines = str(getattr(error, "message", error)).splitlines()
     last = [line for line in lines if line and not line.startswith("\t")][-1]
     return last.split(" for '{{node")[0]

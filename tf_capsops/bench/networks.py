@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The networks whose training steps are measured: ours, and most in plain Keras, too.
+"""The networks that the benchmark trains: ours, and most in plain Keras, too.
 
 A plain network has as many trainable weights as ours, in the same order and of the same
 shapes, so that it computes the same from the same weights.
@@ -25,11 +25,11 @@ from tf_capsops.models import denoisers
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A network in both ways of writing it.
+    """A network with our layers, and in plain Keras.
 
     Attributes:
-        ours: Makes it with our layers, for a case.
-        plain: Makes it in plain Keras; None for one that is measured in PyTorch alone.
+        ours: Builds it with our layers, for a case.
+        plain: Builds it in plain Keras; None if its only rival is in PyTorch.
         draw: `(case, samples, random generator) -> (inputs, targets)`.
     """
 
@@ -44,7 +44,7 @@ def _draw_classes(case, samples, rng):
 
 
 def _classifier(make, loss):
-    """Returns a function that makes a network of ours for a case."""
+    """Returns a function that builds a network of ours for a case."""
 
     def build(case):
         model = make(image_shape(case), case.sizes["classes"], **case.attributes)
@@ -54,7 +54,7 @@ def _classifier(make, loss):
 
 
 def _segmenter(make):
-    """Returns a function that makes a network for masks, with its usual loss."""
+    """Returns a `Network` for masks, with its usual loss."""
 
     def build(case):
         classes = case.sizes["classes"]
@@ -76,7 +76,7 @@ def _draw_masks(case, samples, rng):
 
 
 def _last_spread():
-    """The spread loss with the last of its margins."""
+    """Returns the spread loss with the last of its margins."""
     return SpreadLoss(steps=1, start=0.9, end=0.9)
 
 
@@ -91,7 +91,7 @@ def _draw_photographs(case, samples, rng):
 
 
 def _like(build, ours):
-    """Gives a plain network a case's attributes, and else the defaults of ours."""
+    """Returns a function that builds a plain network, with the defaults of ours."""
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(ours).parameters.items()
@@ -160,10 +160,10 @@ def _all_cases():
         # The network that Chen et al. published with their code.
         chen = PRESETS["p_capsnet"]["chen"].network
         yield _case("p_capsnet-chen", batch, (28, 28, 1), use, device, **digits, **chen)
-    # Whose rivals store votes of 15 MB a sample, and several copies of them.
+    # Rivals of this network store votes of 15 MB per sample, and several copies.
     yield _case("matrix_capsnet", 128, (28, 28, 1), use, "GPU", **digits)
     yield _case("matrix_capsnet", 8, (28, 28, 1), use, "CPU", **digits)
-    # The sizes of the papers on a GPU, and of networks for two cores.
+    # The sizes of the papers on a GPU, and smaller networks for two cores.
     small = {"size": "small"}
     yield _case("deepcaps", 128, (32, 32, 3), use, "GPU", **digits)
     yield _case("deepcaps", 32, (32, 32, 3), use, "CPU", **digits, **small)

@@ -33,11 +33,11 @@ LAYERS = (
 
 
 def add_shared(parser: argparse.ArgumentParser, output: str, files: str) -> None:
-    """Adds the options that the papers' benchmarks have, too.
+    """Adds the options that `tf-capsops bench` shares with the papers' benchmarks.
 
     Args:
-        output: The directory that is written to by default.
-        files: What goes there, in words.
+        output: The default directory for files.
+        files: The files that go there, in words.
     """
     parser.add_argument(
         "--device",

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-_LEAST_SQUARE = 1e-12  # of a length, whose root then has a gradient at 0 too
+_LEAST_SQUARE = 1e-12  # added to squared lengths, so that the root has a gradient at 0
 
 
 def lengths(capsules):
@@ -61,7 +61,7 @@ def _em_routing(votes, activations, beta_a, beta_u, normalize):
     Args:
         votes: `[N, windows, children, O, P, R]`.
         activations: `[N, windows, children]`.
-        normalize: From logits `[N, windows, children, O]` to shares.
+        normalize: A function from logits `[N, windows, children, O]` to shares.
     """
     votes, activations = tf.cast(votes, tf.float32), tf.cast(activations, tf.float32)
     *_, parents, rows, columns = votes.shape
@@ -157,7 +157,8 @@ class EMCaps(keras.layers.Layer):
 def _pixels_and_places(size, out, kernel_size, stride):
     """Returns the pixel at each place in each window, and the places of each pixel.
 
-    A pixel in fewer windows than others has the place after the last, which is empty.
+    If a pixel is in fewer windows than others, its missing places get the index after
+    the last place, where nothing is.
     """
     first = [stride * np.arange(each)[:, None] for each in out]
     rows, columns = (each + np.arange(kernel_size) for each in first)

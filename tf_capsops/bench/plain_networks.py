@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The networks whose training steps are measured, in plain Keras.
+"""The networks that the benchmark trains, in plain Keras.
 
 They are written as one would without this package: their layers call the ops' rivals.
 """
@@ -23,7 +23,7 @@ from tf_capsops.bench.plain_capsules import (
 from tf_capsops.bench.suites import capsule_conv, capsule_routing, high_order_conv
 from tf_capsops.models import denoisers
 
-IMAGE = ("in_depth", "in_height", "in_width")  # of which images have the last two
+IMAGE = ("in_depth", "in_height", "in_width")  # images have only the last two
 _EPSILON = 1e-7
 
 
@@ -34,7 +34,8 @@ class Trainee:
     Attributes:
         model: The network.
         compiling: Losses and metrics, as `compile` takes them.
-        arrange: What `fit` takes, of a batch of inputs and targets as `draw` makes.
+        arrange: A function from inputs and targets, as `draw` makes them, to a batch
+            for `fit`.
     """
 
     model: keras.Model
@@ -152,7 +153,7 @@ def primary_capsules(
 
 
 def with_decoder(case, images, capsules, *, decoder_units, reconstruction_weight):
-    """Returns a network of the class capsules of images, and the decoder's losses."""
+    """Returns a network with a decoder, from the class capsules of its images."""
     ops, (classes, capsule_dim) = keras.ops, capsules.shape[1:]
     one_hot = keras.Input((classes,), name="labels")
     masked = capsules * ops.cast(one_hot, capsules.dtype)[..., None]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the rivals in PyTorch, which are scripts in the source tree's benchmarks/."""
+"""Runs the rivals in PyTorch: scripts in the folder benchmarks/ of the source tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCRIPTS = pathlib.Path(tf_capsops.__file__).parents[1] / "benchmarks"
 
 
 def has_script(name: str) -> bool:
-    """Tells whether there is a script, which wheels have not."""
+    """Tells whether there is a script; wheels have none."""
     return (SCRIPTS / name).is_file()
 
 
@@ -33,7 +33,7 @@ def interpreter(options: argparse.Namespace) -> str | None:
     """Returns the Python that has PyTorch, or None where there is none.
 
     Raises:
-        CommandError: The one that the user named has not.
+        CommandError: The Python that the user named cannot import it.
     """
     python = options.torch_python
     if python is None:
@@ -51,13 +51,13 @@ def interpreter(options: argparse.Namespace) -> str | None:
 
 
 def described(case: Case) -> str:
-    """Returns what the scripts take as their `--case`."""
+    """Returns a case as the scripts take it after `--case`."""
     drawn = {"name": case.name, "sizes": dict(case.sizes)}
     return json.dumps({**drawn, "attributes": dict(case.attributes)})
 
 
 def case_of(text: str) -> Case:
-    """Returns the case that `described` has described."""
+    """Returns the case that a text from `described` describes."""
     drawn = json.loads(text)
     attributes = {
         name: tuple(value) if isinstance(value, list) else value
@@ -73,18 +73,19 @@ def rows(
     *arguments: object,
     environment: Mapping[str, str] | None = None,
 ) -> list[dict]:
-    """Runs a script in a process of its own: the two do not share a GPU's memory.
+    """Runs a script in another process, because two libraries cannot share GPU memory.
 
     Args:
+        name: The script's file name.
         kind: "CPU" or "GPU".
-        options: Of the benchmark, of which `repeat`, `tf32` and `compile_limit` are
-            handed on.
+        options: The benchmark's options; `repeat`, `tf32` and `compile_limit` are
+            passed on.
         arguments: Further options of the script.
-        environment: Of the process; by default that of this one.
+        environment: The environment of the process; by default that of this one.
 
     Returns:
-        The lines that it printed, a dict each (benchmarks/torch_timing.py). If the
-        script failed, another one has its `error`, without the script's other fields.
+        A dict for each line that the script printed (benchmarks/torch_timing.py). If it
+        failed, a last dict has only `method` and `error`.
     """
     python = options.torch_python or sys.executable
     command = [python, SCRIPTS / name, "--device", kind, *arguments]
@@ -93,7 +94,7 @@ def rows(
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, env=environment
     )
-    lines = done.stdout.splitlines()  # also a compiler's own words
+    lines = done.stdout.splitlines()  # compilers may add lines of their own
     found = [json.loads(line) for line in lines if line.startswith("{")]
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark's report: a dictionary, and its tables for the terminal.
 
-The report is written as JSON as it is; tools/measured.py makes the tables of the
+The report is written as JSON without changes; tools/measured.py generates tables of the
 documentation from it. `results` has one entry for each case, device, dtype and
-direction; times are in microseconds for one call, memory in bytes. Where the name of
+direction. Times are in microseconds for one call, memory is in bytes. If the name of
 the kernel that ran is known, the entry of our own method has it as `kernel`.
 """
 
@@ -26,7 +26,7 @@ _HEADINGS = ("median us", "spread", "x ours", "GB/s", "GFLOP/s", "of floor", "ex
 
 
 def command(argv: Sequence[str]) -> str:
-    """Returns the command line that makes this report again."""
+    """Returns the command line that produces this report again."""
     return shlex.join(["tf-capsops", "bench", *argv])
 
 
@@ -42,7 +42,7 @@ def ceilings_entry(device: str, dtype: tf.DType, ceilings: Ceilings) -> dict:
 
 
 def method_entry(timing: Timing | str, ours: Timing | str = "") -> dict:
-    """Returns what a report has of one method, compared with ours where that ran."""
+    """Returns a report's entry for a method, compared with ours if that ran."""
     if isinstance(timing, str):
         return {"error": timing}
     entry = {
@@ -91,7 +91,7 @@ def result_entry(
 
 
 def _spread(method: Mapping) -> float:
-    """Returns half the distance of the quartiles, as a share of the median."""
+    """Returns half the distance between the quartiles, as a share of the median."""
     lower, upper = method["quartiles_us"]
     return (upper - lower) / 2 / method["median_us"]
 
@@ -176,9 +176,10 @@ def training_table(result: Mapping) -> Table:
 
 
 def start_up_table(result: Mapping, parts: Mapping[str, str]) -> Table:
-    """Returns what the first step of each method took, for the terminal.
+    """Returns a table of the time of each method's first step, for the terminal.
 
     Args:
+        result: An entry of `results`.
         parts: Headings by the methods' fields.
     """
     shown = Table(

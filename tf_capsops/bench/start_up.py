@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the first step of a process, from the start of Python to its end.
 
-Every method has a process of its own, so nothing is traced, compiled or tuned before,
-and empty directories for what compilers keep from one process to the next.
+Every method has a process of its own, so nothing is traced, compiled or tuned before.
+Compilers get empty directories for the files that they keep between processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tf_capsops.bench import pytorch, report
 from tf_capsops.bench.cases import Case
 from tf_capsops.bench.fitting import Fit, Method, scope
 
-# Fields of a method, in seconds, and what they are.
+# A method's fields, in seconds, and their headings.
 PARTS = {
     "import_s": "Python and imports",
     "build_s": "building",
@@ -65,7 +65,7 @@ def of_fit(case: Case, method: Method, dtype: str, kind: str, tf32: bool) -> dic
 def of_torch(
     script: str, method: str, kind: str, options: argparse.Namespace, *arguments: object
 ) -> dict:
-    """Returns the same of a method of PyTorch."""
+    """Returns the seconds of the parts of a method in PyTorch, or `start_up_error`."""
     with _environment() as environment:
         more = *arguments, "--method", method, "--started", time.time()
         *_, row = pytorch.rows(script, kind, options, *more, environment=environment)
@@ -76,7 +76,7 @@ def of_torch(
 
 @contextlib.contextmanager
 def _environment() -> Iterator[dict[str, str]]:
-    """Gives the environment of a process that finds nothing of earlier ones."""
+    """Yields the environment of a process that finds no files of earlier ones."""
     package = pathlib.Path(tf_capsops.__file__).parents[1]
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
@@ -88,8 +88,8 @@ def first_step(imported: float, task: dict) -> dict[str, float]:
     """Trains for one execution in this process, and returns the seconds of the parts.
 
     Args:
-        imported: When the imports were done, in seconds since the epoch.
-        task: What `of_fit` has put together.
+        imported: The time when the imports were done, in seconds since the epoch.
+        task: The dict that `of_fit` has put together.
     """
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)

@@ -1,8 +1,8 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark on a processor with several numbers of threads.
+"""The benchmark on a CPU with several numbers of threads.
 
-TensorFlow makes its threads once, so each number of them has a process of its own.
+TensorFlow creates its threads once, so each number of them has a process of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tf_capsops.errors import CommandError
 
 
 def use(count: int) -> None:
-    """Has TensorFlow use that many threads, and run one operation after the other.
+    """Lets TensorFlow use `count` threads, and run one operation after the other.
 
     Raises:
-        CommandError: It has made its threads already.
+        CommandError: It has created its threads already.
     """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(count)
@@ -43,13 +43,13 @@ def measure(argv: Sequence[str], counts: Sequence[int], output: pathlib.Path) ->
     Args:
         argv: The command line after `tf-capsops bench`.
         counts: Numbers of threads.
-        output: A directory, for one of each run.
+        output: A directory for the directories of the runs.
 
     Returns:
-        A report whose results have `threads`.
+        A report with the number of `threads` in each result.
 
     Raises:
-        CommandError: One of the runs measured nothing.
+        CommandError: One of the runs did not finish.
     """
     made: dict = {}
     for count in counts:
@@ -57,7 +57,7 @@ def measure(argv: Sequence[str], counts: Sequence[int], output: pathlib.Path) ->
         more = ["--device", "CPU", "--threads", str(count), "--output", str(folder)]
         command = [sys.executable, "-m", "tf_capsops", "bench", *argv, *more]
         code = subprocess.run(command).returncode
-        if code not in (0, 1):  # 1 where one of the ops could not run
+        if code not in (0, 1):  # 1 if one of our methods could not run
             raise CommandError(f"bench with {count} threads ended with status {code}")
         part = json.loads((folder / "bench.json").read_text())
         made = made or {**part, "command": report.command(argv), "results": []}
@@ -66,7 +66,7 @@ def measure(argv: Sequence[str], counts: Sequence[int], output: pathlib.Path) ->
 
 
 def tables(made: dict) -> list[Table]:
-    """Returns a table of each op, case and direction: our time, and how it scales."""
+    """Returns a table for each op, case and direction: our time, and how it scales."""
     groups: dict[str, list[dict]] = {}
     for result in made["results"]:
         groups.setdefault(report.title(result), []).append(result)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads from TensorFlow's profiler what a GPU did."""
+"""Measures with TensorFlow's profiler how long a GPU works."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 
 def gpu_work(run: Callable[[], object]) -> tuple[float, int]:
-    """Runs a function that waits for its results under the profiler.
+    """Runs a function under the profiler; the function must wait for its results.
 
     Returns:
         The seconds in which the GPU computed, and how many kernels it ran. Both are 0
-        where the profiler finds no GPU.
+        if the profiler finds no GPU.
     """
     with tempfile.TemporaryDirectory() as folder:
         with tf.profiler.experimental.Profile(folder):
@@ -44,7 +44,7 @@ def kernels(space: xplane_pb2.XSpace) -> Iterable[tuple[int, int]]:
 
 
 def busy_seconds(spans: Iterable[tuple[int, int]]) -> float:
-    """Adds up the picoseconds from starts to ends, where kernels overlap only once."""
+    """Returns the seconds in which any kernel ran, for spans in picoseconds."""
     busy = until = 0
     for start, end in sorted(spans):
         busy += max(0, end - max(start, until))

@@ -5,8 +5,8 @@
 A sample is an epoch of `fit` over a data set cached in memory, from its first step to
 the metrics at its end, divided by its steps. `fit` has run before, so nothing is traced
 or compiled within a sample. Networks are measured with and without XLA and with several
-numbers of `steps_per_execution`, most of them in plain Keras beside ours; where there
-is PyTorch, so are the networks that benchmarks/torch_training.py has.
+numbers of `steps_per_execution`, and most of them in plain Keras, too. With PyTorch
+installed, the networks of benchmarks/torch_training.py are also measured there.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tf_capsops.bench.plain_networks import IMAGE
 from tf_capsops.errors import CommandError
 
 _JIT = {"off": False, "on": True}
-# Least seconds of a sample, by device type; most of all samples of a method together.
+# Least seconds of a sample by device type, and most seconds of all samples of a method.
 _SAMPLE_SECONDS = {"CPU": 0.5, "GPU": 0.3}
 _METHOD_SECONDS = 10
-# Seconds of a step from which on Keras' few milliseconds for an execution do not show.
+# Seconds of a step so long that Keras' few milliseconds for an execution do not show.
 _SLOW_STEP = 0.1
 TORCH = "torch_training.py"
 IN_TORCH = (
@@ -76,7 +76,7 @@ def attempt(
     repeat: int,
     network: Network | None = None,
 ) -> dict:
-    """Measures one method, or says why not; of another network than the case's, too."""
+    """Measures one method, or says why not; `network` may replace the case's own."""
     try:
         with scope(dtype, kind):
             return _measure(case, method, kind, repeat, network)
@@ -98,7 +98,7 @@ def _expected_numbers(case: cases.Case) -> int:
 
 
 def _torch_entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict]:
-    """Measures a network in PyTorch."""
+    """Returns the entries of methods in PyTorch, by name; none if they do not apply."""
     wanted = options.rivals and case.name in IN_TORCH and cases.TRAINING in case.uses
     if not wanted or dtype == "float64" or not pytorch.has_script(TORCH):
         return {}
@@ -156,7 +156,7 @@ def _entries(case: cases.Case, dtype: str, kind: str, options) -> dict[str, dict
 
 
 def _sized(case: cases.Case, options: argparse.Namespace) -> Iterator[cases.Case]:
-    """Yields a case of the sizes that the options ask for, or else of its own.
+    """Yields a case in the sizes that the options ask for, or else in its own sizes.
 
     Raises:
         CommandError: The images have another number of axes.
@@ -201,13 +201,19 @@ def result_entry(
 def run(options: argparse.Namespace) -> Iterator[dict]:
     """Yields the entry of `results` for each case, device and dtype.
 
-    Each entry has the fields of an op's, but for what is known of ops only. Methods are
-    named "plain Keras, XLA, 20 steps" for 20 `steps_per_execution`. A method has the
-    fields of an op's, where `extra_bytes` is all memory that training took on a GPU, on
-    the first of several; `parameters`, how many numbers are trained;
-    `images_per_second`; on a GPU for a step `busy_us`, in which it computed, and
-    `launches`, its kernels; with `--start-up` those of `start_up.PARTS`; or `left_out`,
-    why it was not measured.
+    An entry has the fields of an op's entry, except those that only ops have. Methods
+    have names such as "plain Keras, XLA, 20 steps", with `steps_per_execution`. A
+    method has the fields of an op's method, and
+
+    * `extra_bytes`: all memory that training took, on the first GPU if there are
+      several;
+    * `parameters`: how many numbers are trained;
+    * `images_per_second`;
+    * on a GPU, for each step, `busy_us`, the time in which it computed, and `launches`,
+      the number of kernels;
+    * with `--start-up`, the fields of `start_up.PARTS`.
+
+    A method that was not measured has `left_out`, the reason.
     """
     chosen = [
         (kind, dtype, sized)
@@ -218,7 +224,7 @@ def run(options: argparse.Namespace) -> Iterator[dict]:
         and kind in case.devices
         for sized in _sized(case, options)
     ]
-    # PyTorch first: TensorFlow keeps what it has ever had of a GPU's memory.
+    # PyTorch comes first, because TensorFlow never gives GPU memory back.
     in_torch = [
         _torch_entries(case, dtype, kind, options) for kind, dtype, case in chosen
     ]

@@ -14,7 +14,7 @@ def reads(axes):
     """Returns how many pixels inside the image all outputs together read.
 
     Args:
-        axes: What `tf_capsops.ops.conv2d.steps_of_axes` returns.
+        axes: The result of `tf_capsops.ops.conv2d.steps_of_axes`.
     """
     down, across = (sum(count for _, count, _ in steps) for _, steps in axes)
     return down * across

@@ -189,7 +189,7 @@ def _without_gradient(gradient, samples, count, batch_size):
 
 
 def _text(result, models):
-    """Returns what is printed of a result."""
+    """Returns the text that is printed for a result."""
     made = "" if len(models) == 1 else f", made against {result['from']}"
     lines = [f"{result['data']}: {result['images']} test images, {result['method']}"]
     lines[0] += made

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes images so that a network misreads them, and counts how often it does.
 
-Pixels change by at most epsilon each, the norm l-infinity, and stay from 0 to 1. Both
-methods follow the gradient of a loss through the whole network, all iterations of its
-routing included:
+Each pixel changes by at most epsilon (the l-infinity norm) and stays between 0 and 1.
+Both methods follow the gradient of a loss through the whole network, including all
+iterations of its routing:
 
 * `fgsm`: one step of epsilon in the direction of the gradient's signs (Goodfellow,
   Shlens and Szegedy, "Explaining and Harnessing Adversarial Examples", 2015).
@@ -20,27 +20,27 @@ import tensorflow as tf
 from tf_capsops.errors import CommandError
 from tf_capsops.models.outputs import is_sparse
 
-_REACH = 2.5  # The length of all steps of pgd, in epsilons: Madry et al., section 5.
+_REACH = 2.5  # Total length of the steps of pgd, in epsilons: Madry et al., section 5.
 FALSE_ALARMS = 0.05  # Share of clean images that detection may take for attacked ones.
 
 
 def step_size(epsilon, steps):
-    """Returns the usual step of `pgd`, which reaches from any start to any edge."""
+    """Returns the usual step of `pgd`: all steps together reach from edge to edge."""
     return _REACH * epsilon / steps
 
 
 def gradient_of(model, loss):
-    """Returns a function from images and labels to the gradient of a loss by images.
+    """Returns a function of images and labels that computes a loss's image gradient.
 
     Args:
-      model: a classifier. `EM` that stops gradients passes them on from now on.
+      model: a classifier. Its `EM` routing with `gradient="last"` is set to `"all"`.
       loss: `"own"` for the loss of the scores that the model is compiled with; or
-        `"difference"`, the highest score of another class minus that of the label
+        `"difference"`, the highest score of another class minus the label's score
         (Carlini and Wagner, "Towards Evaluating the Robustness of Neural Networks",
-        2017), whose gradient does not vanish where a margin is kept.
+        2017), whose gradient does not vanish once a margin is reached.
 
     Raises:
-      CommandError: if it has no loss of its own.
+      CommandError: if `loss` is `"own"` and the model was not compiled with one.
     """
     for layer in model.layers:
         if getattr(getattr(layer, "routing", None), "gradient", None) == "last":
@@ -101,13 +101,13 @@ def fgsm(gradient, images, labels, epsilon):
 
 
 def pgd(gradient, images, labels, epsilon, steps, size, seed):
-    """Returns images, changed by projected gradient descent, after the last step.
+    """Returns images as they are after the last step of projected gradient descent.
 
     Args:
       gradient, images, labels, epsilon: as for `fgsm`.
-      steps: how many.
-      size: what a step adds to a pixel.
-      seed: of the random start, two integers.
+      steps: number of steps.
+      size: what a step adds to a pixel or subtracts from it.
+      seed: two integers, the seed of the random start.
     """
     lowest = tf.maximum(images - epsilon, 0.0)
     highest = tf.minimum(images + epsilon, 1.0)
@@ -120,21 +120,21 @@ def pgd(gradient, images, labels, epsilon, steps, size, seed):
 
 
 def measure(models, samples, attack, epsilons, count, batch_size):
-    """Attacks test images, and has networks read them.
+    """Attacks test images, and lets networks classify the clean and changed images.
 
     Args:
       models: the attacked network, and others that read the same images.
       samples: a `data.Samples`, each of one class.
       attack: a function from images, labels, an epsilon and the number of the batch
         to changed images.
-      epsilons: above 0; 0 comes first of itself.
-      count: how many of the samples.
+      epsilons: values above 0; the results begin with 0, for the clean images.
+      count: how many samples to attack, from the first one on.
       batch_size: images that are attacked at a time.
 
     Returns:
-      Whether each image is read rightly, `[models, 1 + epsilons, images]`; and the
-      distances of images from what the first model reconstructs of the class that it
-      reads, `[1 + epsilons, images]`, which are None where it reconstructs nothing.
+      Whether each image is classified correctly, `[models, 1 + epsilons, images]`; and
+      the distance of each image from the first model's reconstruction of it,
+      `[1 + epsilons, images]`, or None if that model reconstructs nothing.
     """
     right, distances = [], []
     for number, first in enumerate(range(0, count, batch_size)):
@@ -161,19 +161,19 @@ def _distance(images, drawn):
 def detection(clean, attacked):
     """Returns how well a distance tells attacked images from clean ones.
 
-    An image is taken for an attacked one if its class's capsule draws another image:
-    Frosst, Sabour and Hinton, "DARCCC: Detecting Adversaries by Reconstruction from
-    Class Conditional Capsules" (2018).
+    An image is considered attacked if the capsule of its predicted class reconstructs
+    a different image: Frosst, Sabour and Hinton, "DARCCC: Detecting Adversaries by
+    Reconstruction from Class Conditional Capsules" (2018).
 
     Args:
       clean: distances of images from their reconstructions.
-      attacked: the same of attacked images that are misread.
+      attacked: the same distances for attacked images that are misread.
 
     Returns:
       A dict of `"false_alarms"` and `"found"`, the ROC from (0, 0) to (1, 1) as lists;
-      `"area"` under it; and `"undetected"`, the share of attacked images that are no
-      farther than all but `FALSE_ALARMS` of the clean ones. None without attacked
-      images.
+      `"area"` under it; and `"undetected"`, the share of attacked images within the
+      distance that a share of `FALSE_ALARMS` of the clean ones exceeds. None without
+      attacked images.
     """
     if not len(attacked):
         return None

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `fit` calls on the way: progress, times, checkpoints, a Ctrl-C that waits."""
+"""Keras callbacks: progress, times, checkpoints, and a Ctrl-C that waits."""
 
 import os
 import resource
@@ -18,7 +18,7 @@ from tf_capsops.cli import runs
 from tf_capsops.machine import machine
 from tf_capsops.models.grouping import Bar
 
-_PAUSE = 20  # times as long as saving took, until it is done again
+_PAUSE = 20  # The pause after a save, in multiples of the time that the save took.
 _LABELS = {
     "lengths_accuracy": "train_accuracy",
     "val_lengths_accuracy": "test_accuracy",
@@ -32,19 +32,20 @@ _LABELS = {
 
 
 def accuracies(history):
-    """The accuracies in a Keras `History.history`: in training, and on other images.
+    """Returns the accuracies in a Keras `History.history`: training, then validation.
 
-    A model of several outputs puts the name of one before that of the metric.
+    A model with several outputs prefixes the metric's name with the output's name.
     """
     name = "lengths_accuracy" if "lengths_accuracy" in history else "accuracy"
     return history[name], history[f"val_{name}"]
 
 
 class Boards(keras.callbacks.TensorBoard):
-    """Writes what TensorBoard shows of each epoch.
+    """Writes the loss and metrics of each epoch for TensorBoard.
 
-    Keras' own class asks to be called at every batch, for what this does not write; the
-    losses of each execution of steps would have to be there before the next begins.
+    Keras' own class also hooks into every batch, for data that this class does not
+    write. Each execution of steps would then have to deliver its losses before the next
+    one begins.
     """
 
     on_train_batch_begin = keras.callbacks.Callback.on_train_batch_begin
@@ -55,7 +56,7 @@ class Boards(keras.callbacks.TensorBoard):
 
 
 class StepBar(Bar):
-    """A progress bar of each epoch's steps, which shows although `verbose` is 0."""
+    """A progress bar of each epoch's steps, which is shown even if `verbose` is 0."""
 
     def set_params(self, params):
         super().set_params({**params, "verbose": 1})
@@ -108,10 +109,10 @@ def progress(epochs, steps, interactive, part="test"):
     """Returns a Keras `verbose` value and the callbacks that show the progress.
 
     Args:
-      epochs: how many there will be.
-      steps: batches an epoch.
+      epochs: number of epochs.
+      steps: batches per epoch.
       interactive: whether the output is a terminal.
-      part: what the images are called that are not trained on.
+      part: name of the images that are not trained on, "test" or "validation".
     """
     if not interactive:
         return 0, [EpochLine(max(1, epochs // 20), part)]
@@ -121,10 +122,10 @@ def progress(epochs, steps, interactive, part="test"):
 
 
 class Clock(keras.callbacks.Callback):
-    """Takes the time of every epoch, with what is done at its end.
+    """Measures how long each epoch takes, including validation.
 
     Attributes:
-      seconds: of each epoch that this process trained.
+      seconds: a list with the time of each epoch that this process trained.
     """
 
     def __init__(self):
@@ -138,9 +139,9 @@ class Clock(keras.callbacks.Callback):
         self.seconds.append(time.perf_counter() - self._began)
 
     def median(self):
-        """Returns the seconds of an epoch, None if there was none.
+        """Returns the median seconds of an epoch, or None if there was none.
 
-        The first one counts only if there is no other: it also traces and compiles.
+        The first epoch, which also traces and compiles, counts only if it is alone.
         """
         seconds = self.seconds[1:] or self.seconds
         return statistics.median(seconds) if seconds else None
@@ -150,9 +151,9 @@ def write_result(directory, model, clock, accuracy):
     """Writes result.json: accuracy, size, time, memory and machine of a run.
 
     Args:
-      directory: the run's.
-      model: as it was trained.
-      clock: the `Clock` that saw it.
+      directory: the run's directory.
+      model: the trained model.
+      clock: the `Clock` of its training.
       accuracy: a dict of "part", "images" and "wrong"; or for masks of "part",
         "images", "pixel_accuracy" and "dice".
     """
@@ -162,7 +163,7 @@ def write_result(directory, model, clock, accuracy):
     content = {
         **accuracy,
         "parameters": model.count_params(),
-        # None where a resumed run had no epoch left to train.
+        # None if a resumed run had no epoch left to train.
         "seconds_per_epoch": clock.median(),
         "peak_bytes": peak,
         "machine": machine(),
@@ -171,9 +172,10 @@ def write_result(directory, model, clock, accuracy):
 
 
 class Draws(keras.callbacks.Callback):
-    """Has what layers draw, as for dropout, follow from the seed and the epoch alone.
+    """Seeds random layers, such as dropout, at each epoch by the seed and its number.
 
-    Keras' files do not keep the states of the generators.
+    A resumed run thus draws the same numbers, although Keras' files do not keep the
+    states of the generators.
     """
 
     def __init__(self, seed):
@@ -191,18 +193,19 @@ class Draws(keras.callbacks.Callback):
 class Checkpoints(keras.callbacks.Callback):
     """Saves history and model at the end of epochs.
 
-    Files are complete whenever the process is killed: each is written under another
-    name first. The history is written every epoch; the model after the first one, and
-    then as soon as saving it takes less than a twentieth of the time.
+    Files are complete even if the process is killed: history and model are written
+    under other names and then renamed. The history is written every epoch; the model
+    after the first epoch, and then often enough for saving to take at most a twentieth
+    of the time.
 
     Args:
-      directory: the run's.
-      history: of epochs before.
-      state: a function that returns what else to save with a model, a dict of arrays.
-        Its file is written before the model's, without which nobody reads it.
+      directory: the run's directory.
+      history: the history of earlier epochs.
+      state: a function that returns a dict of arrays to save with each model, or None.
+        Their file is written before the model's, and never read without it.
 
     Attributes:
-      history: lists of a number an epoch, by name, as a Keras `History` has them.
+      history: lists with one number per epoch, by name, as in a Keras `History`.
     """
 
     def __init__(self, directory, history, state=None):
@@ -213,7 +216,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._due = 0.0
 
     def on_epoch_end(self, epoch, logs=None):
-        # In one step, for Ctrl-C may come in between.
+        # All entries are replaced at once, because Ctrl-C may come at any time.
         self.history = {
             name: [*self.history.get(name, []), float(value)]
             for name, value in (logs or {}).items()
@@ -228,7 +231,7 @@ class Checkpoints(keras.callbacks.Callback):
             )
 
     def _write(self, epoch):
-        """Writes the history and, if it is time, the model after so many epochs."""
+        """Writes the history and, if it is due, the model after `epoch` epochs."""
         partial = self._directory / runs.PARTIAL_HISTORY
         runs.write_json(partial, self.history)
         os.replace(partial, self._directory / runs.HISTORY)
@@ -248,7 +251,7 @@ class Checkpoints(keras.callbacks.Callback):
 
 
 def save_whole(model, directory, name):
-    """Saves a model in a directory, where a file of this name is never a part of it."""
+    """Saves a model in a directory; a file of this name is never incomplete."""
     partial = directory / runs.PARTIAL_MODEL
     try:
         model.save(partial)
@@ -260,9 +263,9 @@ def save_whole(model, directory, name):
 class Hold(keras.callbacks.Callback):
     """In its `with` block Ctrl-C waits for the end of a batch or of the block.
 
-    Python raises KeyboardInterrupt wherever it happens to be, also while a model is
-    being written. There it was sometimes lost, and once the process crashed soon
-    after. `fit` ends after the current batch. A second Ctrl-C does not wait.
+    `fit` ends after the current batch. A second Ctrl-C does not wait. Without this
+    class, Python raises KeyboardInterrupt anywhere, even while a model is written:
+    there it was sometimes lost, and once the process crashed soon after.
     """
 
     groups_steps = True  # its hooks read no logs
@@ -273,7 +276,7 @@ class Hold(keras.callbacks.Callback):
         self._before = None
 
     def __enter__(self):
-        # Somebody else's handler, or none as under nohup, stays.
+        # Any other handler stays, and so does SIGINT that the parent has ignored.
         if (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -288,16 +291,16 @@ class Hold(keras.callbacks.Callback):
             self._raise_if_asked()
 
     def fit(self, model, batches, *, epochs, steps, callbacks, part="test", **options):
-        """Calls `model.fit`, until it or Ctrl-C ends it, and shows the progress.
+        """Calls `model.fit` and shows the progress; Ctrl-C ends it early.
 
         Args:
-          model: as it is compiled.
-          batches: what it is trained on, in this order, without an end.
-          epochs: how many there will be.
-          steps: batches an epoch.
-          callbacks: those of the run.
-          part: what the images are called that are not trained on.
-          **options: others of Keras' `fit`.
+          model: a compiled model.
+          batches: training batches without an end, which are used in this order.
+          epochs: number of epochs in all.
+          steps: batches per epoch.
+          callbacks: the callbacks of the run.
+          part: name of the images that are not trained on, "test" or "validation".
+          **options: other arguments of Keras' `fit`.
 
         Returns:
           The seconds that it took, and whether it was stopped.
@@ -336,18 +339,18 @@ class Hold(keras.callbacks.Callback):
 
 
 def counted(number, noun):
-    """Returns a number with a noun, whose plural is regular: `1 epoch`, `2 batches`."""
+    """Returns a number and its noun, with a regular plural: `1 epoch`, `2 batches`."""
     end = "" if number == 1 else "es" if noun.endswith("tch") else "s"
     return f"{number} {noun}{end}"
 
 
 def where(history, epochs, seconds):
-    """Says how far a training came that was stopped.
+    """Says how far a stopped training got.
 
     Args:
-      history: of its epochs, as a Keras `History` has it.
-      epochs: how many there should have been.
-      seconds: what it took.
+      history: the history of its epochs, as a Keras `History` has it.
+      epochs: how many epochs were planned.
+      seconds: how long it took.
     """
     current = min(len(history.get("loss", [])) + 1, epochs)
     return f"stopped in epoch {current} of {epochs} after {seconds:.0f} s"

@@ -144,5 +144,5 @@ def _call(args):
         with tf.GradientTape() as tape:
             tape.watch(watched)
             results = function(*tensors, **options)
-        if args.op != "InqConvInt8":  # which has none
+        if args.op != "InqConvInt8":  # this op has no gradient
             tape.gradient(results, watched)

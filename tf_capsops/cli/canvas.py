@@ -24,10 +24,10 @@ def figure(width, height):
 
 
 def save(figure, path):
-    """Writes a picture to `path`, as PNG or what its name says.
+    """Writes a picture to `path`, in the format of its suffix.
 
-    Letters that matplotlib's font lacks are drawn in fonts of the system that have
-    them. Without such a font they are boxes.
+    Letters that matplotlib's font lacks are drawn in system fonts that have them.
+    Without such a font they appear as boxes.
     """
     texts = figure.findobj(Text)
     families = _families({letter for text in texts for letter in text.get_text()})
@@ -57,7 +57,7 @@ def _letters(path):
 
 
 def literal(name):
-    """Returns a name that matplotlib shows as it is: an unescaped $ begins a formula."""
+    """Escapes a name for matplotlib, where a plain $ would begin a formula."""
     return name.replace("$", r"\$")
 
 

@@ -14,11 +14,12 @@ _CALIBRATION = 256  # images
 
 
 def rehearsed(model, steps, routing_bits, samples):
-    """Does with a copy what is done after training, to see whether it can be done.
+    """Quantizes and converts a copy before training, to find out whether that works.
 
     Returns:
-      The copy, without a loss, with all weights quantized at once, and activations and
-      routing rounded if they will be; and the bytes of its file in floating point.
+      The copy, without a loss and with all weights quantized at once; it rounds
+      activations and routing if the result of the training will. And the size in bytes
+      of its file in floating point.
 
     Raises:
       ValueError: `tf_capsops.inq.convert` refuses the model, or a weight is not finite.
@@ -43,20 +44,23 @@ def calibration_images(samples):
 
 
 def routing_in_few_bits(model, bits, images):
-    """A copy of a model with codes; its activations keep their ranges."""
+    """Returns a copy of a model with codes that rounds its routing to this many bits.
+
+    Activations keep their ranges.
+    """
     options = {"all_kinds": True, "routing_bits": bits}
     return _without_warning(model, **options, calibration=images)
 
 
 def converted(model, steps, calibration=None):
-    """What `tf_capsops.inq.convert` returns for a training."""
+    """Converts a model with the bits that its training had."""
     return _without_warning(model, **conversion(steps), calibration=calibration)
 
 
 def _without_warning(model, **options):
-    """Calls `tf_capsops.inq.convert`.
+    """Calls `tf_capsops.inq.convert` without its warning.
 
-    The command prints the table of layers, which says the same as its warning.
+    The command prints a table of layers, which says the same.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert: ")
@@ -64,20 +68,20 @@ def _without_warning(model, **options):
 
 
 def conversion(steps):
-    """The arguments of `convert` and `report` that go with a training."""
+    """Returns the arguments of `convert` and `report` that go with a training."""
     names = "bits", "per_channel", "activation_bits"
     return {"all_kinds": True, **{name: getattr(steps, name) for name in names}}
 
 
 def bare_copy(model):
-    """A copy without loss and optimizer, whose state would be saved too."""
+    """Returns a copy without loss and optimizer, whose state a file would contain."""
     copy = type(model).from_config(model.get_config())
     copy.set_weights(model.get_weights())
     return copy
 
 
 def file_size(model):
-    """The bytes of the model's `.keras` file."""
+    """Returns the size of the model's `.keras` file in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         model.save(path)
@@ -89,7 +93,7 @@ def bytes_in_memory(model):
 
 
 def sizes(report):
-    """Four lines about the sizes in a report."""
+    """Returns four lines about the sizes in a report."""
     weights, files = report["bytes_of_weights"], report["bytes_of_file"]
     memory = report["bytes_in_memory"]
     return (

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learns to denoise photographs with a different filter at every pixel.
 
-It trains on one photograph and is tested on another, beside a plain network of as many
-parameters and classic filters at their best. Here are the options; `denoising` does the
-rest.
+It trains on one photograph and is tested on another, against a plain network of as many
+parameters and against classic filters at their best. This module has the options;
+`denoising` does the rest.
 """
 
 from tf_capsops import options

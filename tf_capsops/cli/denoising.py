@@ -15,9 +15,9 @@ from tf_capsops.errors import INTERRUPTED
 from tf_capsops.models import denoisers
 from tf_capsops.untuned import untuned
 
-# Not the name of a classifier's model, among which `evaluate` looks for the newest.
+# Another name than a classifier's model has: `evaluate` looks for the newest of those.
 MODEL = "denoiser.keras"
-# Squares of a photograph in an epoch, and how they are batched.
+# Batches per epoch, squares per batch, and pixels on the side of a square.
 _STEPS, _BATCH, _SIZE = 20, 8, 64
 _LEARNING_RATE = 0.003
 
@@ -63,7 +63,7 @@ def run(args):
             images[name] = model.predict(noisy[np.newaxis], verbose=0)[0]
             if stopped:
                 break
-        # Without optimizer and metric, which nobody needs to denoise.
+        # Saved without optimizer and metric, which denoising does not need.
         keras.Model(model.input, model.output, name=model.name).save(directory / MODEL)
         results = {name: psnr(clean, each) for name, each in images.items()}
         runs.write_json(directory / "history.json", {**history, "test_psnr": results})
@@ -86,7 +86,8 @@ def _train(model, batches, epochs, hold):
     """Trains a network.
 
     Returns:
-      Its history, a note of how that went, and whether Ctrl-C stopped it.
+      The history, a note on how long it took or how far it got, and whether Ctrl-C
+      stopped it.
     """
     psnr = keras.metrics.MeanMetricWrapper(_psnr, name="psnr")
     rate = networks.schedule(_LEARNING_RATE, epochs * _STEPS)
@@ -113,7 +114,7 @@ def _train(model, batches, epochs, hold):
 
 
 def _psnr(clean, image):
-    """The mean peak signal-to-noise ratio of a batch's images, in decibels."""
+    """Returns the peak signal-to-noise ratio of each image of a batch, in decibels."""
     error = keras.ops.mean(keras.ops.square(image - clean), axis=(1, 2, 3))
     return -10 * keras.ops.log10(keras.ops.maximum(error, 1e-12))
 
@@ -129,7 +130,7 @@ def noisy_patches(image, size, batch_size, stddev, seed):
     Args:
       image: `[H, W, C]`, float32, of at least `size` rows and columns.
       size: pixels on the side of a square.
-      batch_size: squares a batch.
+      batch_size: squares per batch.
       stddev: the noise's standard deviation, in the image's units.
       seed: an int; the same one gives the same batches.
     """
@@ -171,7 +172,7 @@ def photograph(name):
 
 
 def psnr(clean, image):
-    """Returns the peak signal-to-noise ratio in dB, of values clipped to 0 and 1."""
+    """Returns the peak signal-to-noise ratio in dB; the image is clipped to [0, 1]."""
     error = np.square(np.clip(image, 0, 1) - clean).mean(dtype=np.float64)
     return float(-10 * np.log10(max(error, 1e-12)))
 
@@ -180,7 +181,7 @@ def best_gaussian(noisy, clean):
     """Blurs with the Gaussian of the best PSNR, tried in steps of a tenth of a pixel.
 
     Returns:
-      The image, and what it was made with.
+      The image, and a description of the filter.
     """
     from scipy.ndimage import gaussian_filter
 
@@ -191,10 +192,10 @@ def best_gaussian(noisy, clean):
 
 
 def best_bilateral(noisy, clean):
-    """Applies the bilateral filter of the best PSNR, of several ranges.
+    """Applies the bilateral filter of the best PSNR among several.
 
     Returns:
-      The image, and what it was made with.
+      The image, and a description of the filter.
     """
     tries = {}
     for space in (1.5, 2.0, 3.0):
@@ -211,7 +212,7 @@ def bilateral(image, space, colour, radius=4):
     Args:
       image: `[H, W, C]`.
       space: standard deviation of the weights over distance, in pixels.
-      colour: the same over the length of the difference of two colours.
+      colour: standard deviation of the weights over the distance of two colours.
       radius: pixels on each side that count.
     """
     height, width, _ = image.shape
@@ -232,8 +233,8 @@ def draw(images, results, path, size=160):
     """Draws to `path` the middle of each of `images` `{name: [H, W, 3]}`, enlarged.
 
     Args:
-      images: values of 0 to 1; what is outside is cut off.
-      results: the PSNR in dB of those that have one, by name.
+      images: values from 0 to 1; others are clipped.
+      results: PSNRs in dB, by the names of the images that have one.
       path: where the picture goes.
       size: pixels shown of each image, down and across.
     """

@@ -12,15 +12,15 @@ _GRID = 3  # points along each side at which a bend is drawn, as in the U-Net's 
 
 
 def distort(images, seed, distortion):
-    """Changes each image by random amounts: its place, its light, and what it shows.
+    """Moves, bends, brightens and partly erases each image, by random amounts.
 
     Args:
-      images: `[B, H, W, C]`, from 0 to 1; or volumes `[B, D, H, W, C]`, of which all
-        slices are changed alike.
+      images: `[B, H, W, C]`, from 0 to 1; or volumes `[B, D, H, W, C]`, all slices of
+        which change alike.
       seed: two integers.
-      distortion: a `presets.Distortion`, which has the largest amounts. Where it
-        neither turns, zooms nor bends, shifts are whole pixels and lose nothing. What
-        comes from outside of an image is zero.
+      distortion: a `presets.Distortion` with the largest amounts. If it neither turns,
+        zooms nor bends, images shift by whole pixels, without interpolation. Pixels
+        from outside of an image are zero.
     """
     if len(images.shape) == 5:
         return _slice_by_slice(distort, images, seed, distortion)
@@ -36,12 +36,12 @@ def distort(images, seed, distortion):
 
 
 def distort_masks(masks, seed, distortion):
-    """Moves masks as `distort` moves their images, each pixel to the nearest one.
+    """Moves masks as `distort` moves their images, taking the nearest pixel.
 
     Args:
-      masks: classes, int32 `[B, H, W, 1]` or `[B, D, H, W, 1]`. What comes from outside
-        is the background, class 0.
-      seed, distortion: those of the images.
+      masks: classes, int32 `[B, H, W, 1]` or `[B, D, H, W, 1]`. Pixels from outside
+        are background, class 0.
+      seed, distortion: as for the images.
     """
     if len(masks.shape) == 5:
         return _slice_by_slice(distort_masks, masks, seed, distortion)
@@ -79,7 +79,7 @@ def _erased(images, draws, largest):
       draws: four numbers from 0 to 1 for each, `[4, B, 1, 1, 1]`.
       largest: the rectangle's largest share of the image's area.
     """
-    share, form = draws[0] * largest, 4 ** (draws[1] - 0.5)  # up to twice as wide
+    share, form = draws[0] * largest, 4 ** (draws[1] - 0.5)  # width / height
     mean = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
     inside = True
     for axis, factor, place in ((1, 1 / form, draws[2]), (2, form, draws[3])):

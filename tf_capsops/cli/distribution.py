@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains on several devices at a time, of one process or of several."""
+"""Trains on several devices at a time, in one process or in several."""
 
 import contextlib
 import json
@@ -24,11 +24,11 @@ _FORM = (
 def strategy(name):
     """Returns the strategy that `--distribute` names; TensorFlow's default for None.
 
-    A process that has computed before cannot become a worker.
+    A process can become a worker only before TensorFlow computes anything in it.
 
     Raises:
-      CommandError: if there are fewer than two devices, or TF_CONFIG is not as it must
-        be.
+      CommandError: if there are fewer than two devices, or TF_CONFIG is missing or
+        wrong.
     """
     if name is None:
         return tf.distribute.get_strategy()
@@ -41,7 +41,7 @@ def strategy(name):
             )
         return tf.distribute.MirroredStrategy([device.name for device in devices])
     _check_workers(os.environ.get("TF_CONFIG"))
-    # Left to itself, TensorFlow sums gradients of GPUs on the host, over gRPC.
+    # By default TensorFlow sums gradients of GPUs on the host, over gRPC.
     gpus = tf.config.list_physical_devices("GPU")
     options = tf.distribute.experimental.CommunicationOptions(
         implementation="NCCL" if gpus else "AUTO"
@@ -83,9 +83,9 @@ def _check_workers(text):
 
 @contextlib.contextmanager
 def writing(strategy, make):
-    """Gives the directory to write to: `make()`, or a temporary one.
+    """Yields the directory to write to: `make()`, or a temporary one.
 
-    Of several processes only the first writes what remains, and prints.
+    Of several processes, only the first one keeps its files and prints.
 
     Raises:
       CommandError: if another training writes there.
@@ -137,7 +137,7 @@ def test_batch_size(strategy, images):
 
 
 def by_samples(batches):
-    """Returns batches whose samples several processes divide, and not the files."""
+    """Returns batches that several processes divide by samples, not by files."""
     options = tf.data.Options()
     policy = tf.data.experimental.AutoShardPolicy
     options.experimental_distribute.auto_shard_policy = policy.DATA

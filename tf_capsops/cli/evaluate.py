@@ -10,7 +10,7 @@ from tf_capsops import options
 from tf_capsops.cli import runs
 from tf_capsops.errors import CommandError, make_directory, reported, require
 
-_DRAWN = 4  # of the first images and of the worst ones, how many are drawn
+_DRAWN = 4  # number of images drawn of the first ones, and of the worst ones
 
 
 def add_arguments(parser):
@@ -52,16 +52,16 @@ def run(args):
 
 
 class Output:
-    """Where a command that judges a network writes its files.
+    """Writes the files of a command that judges a network.
 
-    That is `--output`, or the directory of the model. There, the names of files end
-    with that of the data if it is not the run's, and with that of the model if it is
-    not the run's `model.keras`.
+    They go to `--output`, or to the directory of the model. In the latter case, their
+    names end with the model's name if it is not the run's `model.keras`, and with the
+    data's name if it is not the run's data.
 
     Args:
       args: `model`, `data`, `output` and `json`, as they were parsed.
-      dataset: what the network is judged on.
-      directory: the network's.
+      dataset: the data that the network is judged on.
+      directory: the network's directory.
 
     Raises:
       CommandError: if the directory cannot be made or written to.
@@ -88,7 +88,7 @@ class Output:
         """Writes files, if that is allowed, and says so.
 
         Args:
-          files: functions that take a path, by name.
+          files: functions that write a file to a path, by the file's name.
         """
         paths = [self._directory / name for name in files]
         paths = [path.with_stem(path.stem + self._end) for path in paths]
@@ -190,7 +190,7 @@ def _draw(model, dataset, dice, names, path):
 
 
 def _text_of_masks(result):
-    """Returns what is printed of masks."""
+    """Returns the text that is printed for masks."""
     names = result["class_names"]
     wide = max(5, *map(len, names))
     lines = [
@@ -210,7 +210,7 @@ def _text_of_masks(result):
 
 
 def _text(result, names):
-    """Returns what is printed of a result."""
+    """Returns the text that is printed for a result."""
     lines = [
         f"{result['data']}: {result['images']} test images",
         f"accuracy {result['accuracy']:.2%}",
@@ -219,7 +219,7 @@ def _text(result, names):
     if "reconstruction_rmse" in result:
         rmse = result["reconstruction_rmse"]
         lines.append(f"reconstruction, root mean square error: {rmse:.4f}")
-    # Numbers stand to the right of their columns, names to the left.
+    # Numbers are aligned to the right, names to the left.
     heads = [str(number) for number in range(len(names))]
     wide, side = max(5, *map(len, names)), ">" if names == heads else "<"
     if "classes" in result:
@@ -236,7 +236,7 @@ def _text(result, names):
     lines.append("confusion matrix (rows: label, columns: prediction)")
     confusion = result["confusion"]
     width = max(len(str(count)) for row in confusion for count in row) + 1
-    # Where names are longer than their numbers, the columns have the numbers.
+    # Columns are headed by numbers, so rows with names show their numbers, too.
     first = names
     if names != heads:
         first = [f"{head:>{len(heads[-1])}} {name}" for head, name in zip(heads, names)]

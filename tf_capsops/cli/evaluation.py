@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Has networks classify test images, and counts what they take for what."""
+"""Classifies or segments test images, and counts which class is taken for which."""
 
 import math
 
@@ -18,18 +18,18 @@ def scores(model, samples, batch_size=256):
 
 
 def measure(model, samples, batch_size=256):
-    """Has a classifier classify, and reconstruct if it can, a batch at a time.
+    """Classifies images, and reconstructs them if the model can, a batch at a time.
 
     Args:
       model: a Keras model from images to scores, or to a dict of `"lengths"` and
         `"reconstruction"`.
       samples: a `data.Samples`.
-      batch_size: images a batch.
+      batch_size: images per batch.
 
     Returns:
       The scores, `[images, classes]`; the labels, `[images]`, or `[images, classes]`
-      with a 1 for each class that is there; and the root of the reconstructions' mean
-      square error, which is None for a model without any.
+      with a 1 for each class that an image shows; and the root mean square error of the
+      reconstructions, or None for a model without any.
     """
     scores, labels, squares, pixels = [], [], 0.0, 0
     for images, targets in samples.batches(batch_size):
@@ -49,7 +49,7 @@ def measure(model, samples, batch_size=256):
 
 
 def require_numbers(scores):
-    """Raises a CommandError if a score is NaN, for it is of no class."""
+    """Raises a CommandError if a score is NaN, because it then names no class."""
     if np.isnan(scores).any():
         raise CommandError(
             "the network's scores are NaN: if its training diverged, train again with "
@@ -58,17 +58,18 @@ def require_numbers(scores):
 
 
 def count_pixels(model, samples, batch_size):
-    """Counts what a network that segments takes for what, a batch at a time.
+    """Counts which class a segmenting network takes for which, a batch at a time.
 
     Args:
       model: a Keras model from images to scores `[B, ..., classes]`.
       samples: a `data.Samples` with masks.
-      batch_size: images a batch.
+      batch_size: images per batch.
 
     Returns:
-      Pixels `[classes, classes]`: rows are those of masks, columns predictions. A
-      network of one class reads two, background and object. And the Dice coefficient of
-      each image, the mean of the classes that it or its prediction shows.
+      Counts of pixels `[classes, classes]`: rows are classes of masks, columns
+      predictions. A network of one class reads two, background and object. And the Dice
+      coefficient of each image: the mean over the classes that its mask or its
+      prediction shows.
     """
     classes = max(2, model.output_shape[-1])
     total, dice = np.zeros([classes, classes], np.int64), []
@@ -84,13 +85,13 @@ def count_pixels(model, samples, batch_size):
 
 
 def mean(values):
-    """Returns the mean of a list without those that are None."""
+    """Returns the mean of the values that are not None."""
     known = [each for each in values if each is not None]
     return sum(known) / len(known)
 
 
 def overlaps(matrix):
-    """Returns Dice and IoU of each class, as lists by name; None where it is not there.
+    """Returns Dice and IoU of each class, as lists by name; None for absent classes.
 
     Args:
       matrix: as `count_pixels` returns it.
@@ -103,7 +104,7 @@ def overlaps(matrix):
 
 
 def multi_hot(scores, objects):
-    """Returns a 1 for each of so many highest scores of a row, and 0 for the others."""
+    """Returns 1 for the `objects` highest scores of each row, and 0 for the others."""
     highest = np.argsort(-scores, axis=1, kind="stable")[:, :objects]
     return np.eye(scores.shape[1])[highest].sum(axis=1)
 
@@ -118,9 +119,9 @@ def names(dataset, directory, classes):
     """Returns the names of a network's classes.
 
     Args:
-      dataset: what it is evaluated on.
-      directory: the network's, whose `config.json` may name them, too.
-      classes: how many it knows.
+      dataset: the data that it is evaluated on.
+      directory: the network's directory, where `config.json` may name them, too.
+      classes: how many classes it knows.
     """
     named = dataset.has_masks or isinstance(dataset, Pictures)
     if named and dataset.num_classes == classes:
@@ -129,14 +130,14 @@ def names(dataset, directory, classes):
 
 
 def precision_and_recall(matrix):
-    """Returns both for each class, as lists by name; None where they are not defined.
+    """Returns precision and recall of each class; None where they are not defined.
 
     Args:
       matrix: counts `[classes, classes]`: rows are labels, columns predictions.
 
     Returns:
-      A dict of `"precision"`, the share of right ones among the predictions of a class,
-      and `"recall"`, the same among its images.
+      A dict of two lists: `"precision"`, the share of right ones among the predictions
+      of each class, and `"recall"`, their share among the images of each class.
     """
     right = np.diag(matrix)
     return {

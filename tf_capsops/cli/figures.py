@@ -12,9 +12,9 @@ from matplotlib.patches import Rectangle
 from tf_capsops.cli import canvas
 from tf_capsops.cli.evaluation import multi_hot
 
-# What is added to one dimension of a capsule: figure 4 of Sabour et al. (2017).
+# Offsets for one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
-_SEARCHED = 1000  # test images of pairs among which wrong predictions are looked for
+_SEARCHED = 1000  # test images of pairs that are searched for wrong predictions
 # Colours of the two reconstructions of a pair.
 _COLORS = np.array([to_rgb(canvas.BLUE), to_rgb(canvas.ORANGE)], np.float32)
 
@@ -50,10 +50,10 @@ def reconstructions(model, dataset, path, count=40, columns=10):
 def _reconstructed_pairs(model, dataset, path, count, columns):
     """Draws test images, and below each both reconstructions in two colours, to `path`.
 
-    Figure 5 of Sabour et al. (2017). L names the labels, and R the classes whose
-    capsules are decoded. Of the `count` images a quarter have wrong predictions, if
-    there are so many. They come last, in red, and twice: decoded from the labels, and
-    from the prediction (P).
+    This is figure 5 of Sabour et al. (2017). L names the labels, and R the classes
+    whose capsules are decoded. A quarter of the `count` images have wrong predictions,
+    if so many are found. They come last, in red, and twice: decoded from the labels,
+    and from the prediction (P).
     """
     images, shown, decoded, wrong = _chosen_pairs(model, dataset, count)
     outputs = model({"images": images, "labels": decoded})
@@ -72,11 +72,11 @@ def _reconstructed_pairs(model, dataset, path, count, columns):
 
 
 def perturbations(model, dataset, path):
-    """Draws to `path` what each dimension of a capsule does.
+    """Draws to `path` how each dimension of a capsule changes the reconstruction.
 
-    Rows are the dimensions of the right capsule of one test image, columns the
-    `OFFSETS` added to it: figure 4 of Sabour et al. (2017). There is one block for each
-    class.
+    There is a block for each class, with one test image. Rows are the dimensions of the
+    capsule of its label, columns the `OFFSETS` that are added to a dimension. This is
+    figure 4 of Sabour et al. (2017).
     """
     labels = dataset.test.labels
     chosen = _by_class(labels, len(np.unique(labels)))
@@ -106,12 +106,18 @@ def perturbations(model, dataset, path):
 def coefficients(model, dataset, path, count=10):
     """Draws to `path` how routing divides the primary capsules of test images.
 
-    The images are the first ones of each class, `count` in all, with a frame around the
-    centers of what the primary capsules see. Below each, that frame with coefficients
-    of the last iteration, by the model's `routing_coefficients`: for the predicted
-    class, the mean over the types of primary capsule at each position; for the same
-    class, every primary capsule; and the same for the class that comes second. Colours
-    show ratios to 1 / classes, with which routing begins, on logarithmic scales.
+    The images are the first ones of each class, `count` in all. A frame surrounds the
+    centers of the primary capsules' receptive fields. Below each image, three pictures
+    of that frame show coefficients of the last iteration, as the model's
+    `routing_coefficients` returns them:
+
+    * for the predicted class, the mean over the types of primary capsule at each
+      position;
+    * for the predicted class, every primary capsule;
+    * for the class with the second highest score, every primary capsule.
+
+    Colours show ratios to 1 / classes, with which routing begins, on logarithmic
+    scales.
     """
     images, labels = _of_each_class(dataset, count)
     scores, predicted = _predictions(model, images, dataset)
@@ -150,7 +156,7 @@ def coefficients(model, dataset, path, count=10):
 
 
 def comparison(models, dataset, path, count=10):
-    """Draws to `path` what the routing of several networks makes of the same images.
+    """Draws to `path` how several networks route the same images.
 
     The images are the first ones of each class, `count` in all. Below them is a row for
     each network: the mean over the types of primary capsule, at each position, of the
@@ -158,7 +164,7 @@ def comparison(models, dataset, path, count=10):
     classes on one logarithmic scale. A wrong prediction is named in red.
 
     Args:
-      models: networks with `routing_coefficients`, by what to call them.
+      models: networks with `routing_coefficients`, by the names to show.
       dataset: a `Dataset` that all of them read.
       path: where the picture goes.
       count: how many images.
@@ -181,7 +187,7 @@ def comparison(models, dataset, path, count=10):
     for row, (name, model) in zip(rows[1:], models.items(), strict=True):
         row[0].set_ylabel(canvas.literal(name), fontsize=8)
         for sample, axes in enumerate(row):
-            axes.imshow(np.zeros(images.shape[1:3]), alpha=0)  # the image's scales
+            axes.imshow(np.zeros(images.shape[1:3]), alpha=0)  # scales as of the image
             frame = _extent(images[sample], model.primary_centers)
             under_ink(axes, means[name][sample], images[sample], frame, scale)
             guess = predicted[name][sample]
@@ -198,12 +204,12 @@ def comparison(models, dataset, path, count=10):
 
 
 def class_names(targets, dataset):
-    """Returns the classes of targets, as `canvas.literal`: "3", or "3, 8" of several.
+    """Returns the names of targets' classes for matplotlib: "3", or "3, 8" for several.
 
     Args:
       targets: labels `[B]`, or a dict of `"lengths"` `[B, classes]`, of which the
         highest ones count, as many as an image shows.
-      dataset: what names them.
+      dataset: the data set that names the classes.
     """
     known = dict(enumerate(map(canvas.literal, dataset.class_names)))
     if isinstance(targets, dict):
@@ -215,11 +221,11 @@ def class_names(targets, dataset):
 
 
 def _chosen_pairs(model, dataset, count):
-    """Chooses what to draw.
+    """Chooses images of pairs to draw.
 
     Returns:
-      Images; their classes and those to decode, each `[N, classes]` with ones; and
-      whether the prediction is wrong.
+      Images; the classes that they show and the classes to decode, each `[N, classes]`
+      with ones; and whether the prediction is wrong.
     """
     right, wrong = [], []
     for images, targets in dataset.test.batches(100).take(_SEARCHED // 100):
@@ -244,7 +250,7 @@ def _overlaid(pairs):
 
 
 def _caption_pair(axes, center, shown, decoded, wrong):
-    """Names above an image the classes of its labels and those that are decoded."""
+    """Writes above an image the classes of its labels and the decoded classes."""
     labels, read = (", ".join(map(str, np.flatnonzero(x))) for x in (shown, decoded))
     predicted = " (P)" if labels != read else ""
     axes.annotate(
@@ -258,7 +264,7 @@ def _caption_pair(axes, center, shown, decoded, wrong):
 
 
 def _perturbed(model, capsules, label):
-    """Reconstructions `[D, offsets, H, W, C]` of one sample's capsules `[J, D]`."""
+    """Returns reconstructions `[D, offsets, H, W, C]` of one sample's capsules."""
     classes, dimensions = capsules.shape
     changed = np.tile(capsules, (dimensions, len(OFFSETS), 1, 1))
     for dimension in range(dimensions):
@@ -283,7 +289,7 @@ def _predictions(model, images, dataset):
 
 
 def _by_class(labels, count):
-    """Indices of `count` samples: the first of each class, the second, and so on."""
+    """Returns indices of `count` samples: each class's first, then each second..."""
     rank = np.empty(len(labels), np.int64)
     for label in np.unique(labels):
         rank[labels == label] = np.arange(np.count_nonzero(labels == label))
@@ -291,7 +297,7 @@ def _by_class(labels, count):
 
 
 def _name(axes, center, label, predicted):
-    """Writes the class above an image; a wrong prediction in red beside it."""
+    """Writes the class above an image; a wrong prediction is added, in red."""
     right = label == predicted
     axes.annotate(
         f"{label}" if right else f"{label}, read as {predicted}",
@@ -304,13 +310,13 @@ def _name(axes, center, label, predicted):
 
 
 def around(uniform, values):
-    """Returns diverging colors, symmetric up to the largest of the values."""
+    """Returns a logarithmic scale of colors, symmetric about `uniform`."""
     span = max(values.max() / uniform, 1.25)
     return ScalarMappable(LogNorm(uniform / span, uniform * span, True), "RdBu_r")
 
 
 def bar(figure, scale, rows, classes):
-    """Adds the scale of coefficients beside rows of axes."""
+    """Adds the scale of coefficients to the right of rows of axes."""
     bar = figure.colorbar(scale, ax=rows, extend="min", aspect=10 * len(rows))
     ticks = np.geomspace(scale.norm.vmin, scale.norm.vmax, 5)
     bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
@@ -320,7 +326,7 @@ def bar(figure, scale, rows, classes):
 
 
 def _extent(image, centers):
-    """Returns left, right, bottom and top of what `centers` divide, in pixels."""
+    """Returns left, right, bottom and top of the area around `centers`, in pixels."""
     bounds = []
     for places, pixels in zip(centers, image.shape[:2], strict=True):
         step = places[1] - places[0] if len(places) > 1 else pixels
@@ -355,7 +361,7 @@ def under_ink(axes, values, image, frame, scale):
 
 
 def _blocks(axes, values, scale):
-    """Shows `values` `[H', W', types]`: a block for each position, a cell a type."""
+    """Shows `values` `[H', W', types]`: a block for each position, a cell per type."""
     height, width, types = values.shape
     columns = math.ceil(math.sqrt(types))
     lines = -(-types // columns)
@@ -370,7 +376,7 @@ def _blocks(axes, values, scale):
 
 
 def _shade(axes, values, scale, extent=None):
-    """Shows coefficients; those of zero, of capsules that no window sees, in grey."""
+    """Shows coefficients; zeros, of capsules that no window sees, are grey."""
     values = np.where(values > 0, values, np.nan)
     options = {"norm": scale.norm, "cmap": scale.cmap, "interpolation": "nearest"}
     axes.imshow(values, extent=extent, **options)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Names files that were there when a data set was opened, and are gone later."""
+"""Reports files that have disappeared since a data set was opened."""
 
 import contextlib
 import re
@@ -18,10 +18,10 @@ _MISSING = re.compile(
 
 @contextlib.contextmanager
 def reported(then):
-    """Turns what TensorFlow says of a lost picture or volume into a `CommandError`.
+    """Turns TensorFlow's error about a lost picture or volume into a `CommandError`.
 
     Args:
-      then: what to do when the file is there again.
+      then: what to do once the file is back, as the end of the message.
     """
     try:
         yield

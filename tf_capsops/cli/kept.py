@@ -7,16 +7,16 @@ import os
 
 
 def write(draws, folder, stem, taken=()):
-    """Writes files of one name, with a number where others have that name.
+    """Writes files under one name, with a number if other files have that name.
 
     Files that are there already, with the same bytes, are not written again.
 
     Args:
-      draws: functions that write a file to the path they are given, by the form of the
-        path, as in `{"{}.png": draw, "overlays/{}.png": draw_over}`. What they write
-        may depend on the suffix, and on nothing else of the path.
+      draws: functions that write a file to a given path, by the form of the path, as in
+        `{"{}.png": draw, "overlays/{}.png": draw_over}`. The content of the file may
+        depend on the path's suffix, but on nothing else of the path.
       folder: where the files go.
-      stem: their name.
+      stem: their name, which replaces the `{}`.
       taken: paths that the first file must not have, even if the bytes are the same.
 
     Returns:

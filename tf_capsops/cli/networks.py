@@ -17,10 +17,10 @@ from tf_capsops.models.autoencoder import Autoencoder
 from tf_capsops.models.segmenter import Segmenter
 from tf_capsops.models.unet import UNet
 
-# With the paper's inverse temperature, 0.01, the activations of a network of few
-# capsules are so close to each other that the spread loss never falls. With this one,
-# all activations of the paper's network are 1 from the start, and it does not fall
-# either.
+# Inverse temperature of EM routing for a network of few capsules. With the paper's
+# 0.01, its activations are so close to each other that the spread loss never falls.
+# The paper's own network cannot have this value: all its activations would be 1 from
+# the start, and its loss would not fall either.
 _FINAL_LAMBDA_OF_SMALL = 0.05
 
 _READS_MASKS = (
@@ -39,9 +39,10 @@ RULES = {
 
 
 def rule(name, iterations, preset, gradient):
-    """Returns a rule of so many iterations, for a preset of matrix_capsnet.
+    """Returns a routing rule for a preset of matrix_capsnet.
 
-    `gradient` is that of `EM`, or None for its default; other rules have none.
+    `iterations` is 2 if it is None or 0. `gradient` is an argument of `EM` alone, and
+    `"all"` if it is None.
 
     Raises:
       CommandError: if the rule does not iterate, and a number is given.
@@ -78,14 +79,14 @@ def make(trained, image_shape, num_classes):
 
 
 def compile_for(model, trained, steps):
-    """Compiles a network for a training of so many steps.
+    """Compiles a network for a training of `steps` batches.
 
     The loss is the one that suits its scores; the learning rate follows `schedule`.
 
     Args:
       model: as `make` returns it.
       trained: what `train.settings` returned.
-      steps: of all epochs.
+      steps: batches of all epochs together.
     """
     rate = schedule(trained["learning_rate"], steps)
     own = ["accuracy"]
@@ -108,7 +109,7 @@ def loss(trained, steps):
 
 
 def schedule(learning_rate, steps):
-    """Up from zero in the first twentieth of the steps, then a cosine down to zero."""
+    """Returns a rate that rises for a twentieth of the steps, then falls to zero."""
     warmup = max(1, steps // 20)
     return keras.optimizers.schedules.CosineDecay(
         0.0,
@@ -124,7 +125,7 @@ def use_xla(model, jit, seed):
     if jit == "auto":
         if model.distribute_strategy.num_replicas_in_sync == 1:
             return
-        # Keras then uses none, for it would compile all replicas together.
+        # Keras uses no XLA with replicas, because it would compile them together.
         wanted = bool(tf.config.list_physical_devices("GPU"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras goes on without XLA
@@ -147,12 +148,12 @@ def require_library():
 
 
 def seed_everything(seed, deterministic=None):
-    """Seeds every random choice, and returns what `config.json` says of repeating it.
+    """Seeds all random generators, and returns entries of `config.json` about it.
 
     Args:
-      seed: an int; None stands for 0.
+      seed: an int; None means 0.
       deterministic: whether to select deterministic kernels instead of the fastest
-        ones; by default where there is a seed.
+        ones; by default if there is a seed.
     """
     if deterministic is None:
         deterministic = seed is not None
@@ -182,7 +183,7 @@ def load(path):
     try:
         model = keras.saving.load_model(path)
     except Exception as error:
-        # Damaged files raise whatever the part of Keras that reads them does.
+        # A damaged file may raise anything, depending on what Keras finds in it.
         text = " ".join(str(error).split()) or type(error).__name__
         raise CommandError(f"{path} holds no model that loads: {text}") from error
     return model, *_sizes(model, path)
@@ -194,10 +195,10 @@ def segments(model):
 
 
 def class_names(model, directory, classes):
-    """Returns the names of a network's classes, of which `load` says how many."""
+    """Returns the names of a network's classes; `load` returns their number."""
     alone = segments(model) and model.output_shape[-1] == 1
     if alone and not runs.read_config(directory).get("classes"):
-        return ["0", "255"]  # black, and white where there is an object
+        return ["0", "255"]  # black background and white objects
     return runs.class_names(directory, classes)
 
 
@@ -227,11 +228,11 @@ def _sizes(model, path):
 
 
 def open_data(source, **options):
-    """Loads a data set, and prints what there is to warn of.
+    """Loads a data set, and prints warnings.
 
     Args:
       source: as `data.load` takes it.
-      **options: those of `data.load`.
+      **options: options of `data.load`.
 
     Raises:
       CommandError: if that fails.
@@ -251,8 +252,8 @@ def open_data(source, **options):
 def described(dataset):
     """Returns what `config.json` keeps of a data set.
 
-    That is how pictures in folders are read, the size of generated ones with masks, and
-    the names of the classes of folders and of masks.
+    The entries say how pictures in folders are read, which size generated images with
+    masks have, and what the classes of folders and of masks are called.
     """
     if not isinstance(dataset, data.Pictures):
         if not dataset.has_masks:
@@ -265,7 +266,7 @@ def described(dataset):
 
 
 def redraws(model):
-    """Returns whether a model gives reconstructions, as one with codes does, too."""
+    """Returns whether a model reconstructs images; one that holds codes may do so."""
     outputs = getattr(model, "output", None)
     with_codes = isinstance(outputs, dict) and "reconstruction" in outputs
     return with_codes or isinstance(model, Autoencoder)
@@ -276,8 +277,8 @@ def open_model(
 ):
     """Loads the model of a run and the data to use it on.
 
-    An `Autoencoder`, or any Keras model from images `[B, H, W, C]` to scores
-    `[B, classes]`.
+    The model is an `Autoencoder`, or any Keras model from images `[B, H, W, C]` to
+    scores `[B, classes]`; with `takes_masks` also a network that segments.
 
     Args:
       target: a run's directory, or a `.keras` file; None for the newest run in runs/.
@@ -290,7 +291,7 @@ def open_model(
       The model, the data set, and the directory of the model.
 
     Raises:
-      CommandError: if one of them is missing or they do not fit each other.
+      CommandError: if model or data are missing, or do not fit each other.
     """
     path = runs.find(target)
     require_library()
@@ -338,7 +339,7 @@ def open_model(
 
 
 def _warn_of_names(dataset, directory):
-    """Warns where pictures have classes with names, and the network's have none."""
+    """Warns if classes of pictures have names and those of the network have none."""
     if not isinstance(dataset, data.Pictures) or dataset.has_masks:
         return
     names = dataset.class_names
@@ -352,9 +353,9 @@ def _warn_of_names(dataset, directory):
 
 
 def _options(directory, source, shape, classes):
-    """Returns how pictures are read for a network, as `data.load` takes it.
+    """Returns the options of `data.load` with which a network reads pictures.
 
-    Of the data that a run was trained on, the same are for testing as then.
+    If these are the pictures that it was trained on, the test pictures stay the same.
     """
     config, kept = runs.read_config(directory), runs.read_pictures(directory)
     options = {}

@@ -6,9 +6,9 @@ import colorsys
 
 import numpy as np
 
-_GOLDEN = 0.618034  # of a turn around the hues, which sets neighbouring classes apart
-_OPACITY = 0.4  # inside of contours
-_MOST_NAMES = 24  # classes that a legend names
+_GOLDEN = 0.618034  # The step between hues, which keeps neighbouring classes apart.
+_OPACITY = 0.4  # opacity inside of contours
+_MOST_NAMES = 24  # the most classes that a legend names
 
 
 def colors(classes):
@@ -18,9 +18,9 @@ def colors(classes):
 
 
 def overlaid(image, classes):
-    """Returns an image in whose objects the colors of their classes show.
+    """Returns an image with each object tinted in the color of its class.
 
-    The outermost pixels of each object hide the image, and draw the object's contour.
+    The outermost pixels of each object are opaque, and thus draw its contour.
 
     Args:
       image: `[H, W, C]`, from 0 to 1. Three channels are shown in color, of others the
@@ -40,7 +40,7 @@ def overlaid(image, classes):
 
 
 def _contours(classes):
-    """Returns which pixels of objects have one of another class at a side."""
+    """Returns which pixels of objects have a neighbor of another class at a side."""
     around = np.pad(classes, 1, mode="edge")
     sides = around[:-2, 1:-1], around[2:, 1:-1], around[1:-1, :-2], around[1:-1, 2:]
     return (classes > 0) & np.any([side != classes for side in sides], axis=0)
@@ -52,15 +52,15 @@ def middle(image):
 
 
 def draw(samples, predicted, dice, names, path):
-    """Draws samples, and over them the masks that they have and that were predicted.
+    """Draws samples, with their own masks over them and with the predicted masks.
 
     Args:
-      samples: images `[H, W, C]` or volumes `[D, H, W, C]`, their masks, the same
-        without channels, and their numbers in the data set, in a list of three each.
-        Of volumes the middle slices are drawn.
-      predicted: for each a mask that was read.
-      dice: for each a coefficient.
-      names: of the classes.
+      samples: a list of (image, mask, number in the data set). Images are `[H, W, C]`,
+        or volumes `[D, H, W, C]`, of which the middle slices are drawn; masks have no
+        channels.
+      predicted: the predicted mask of each sample.
+      dice: the Dice coefficient of each sample.
+      names: names of the classes.
       path: where the picture goes.
     """
     from matplotlib.patches import Patch

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws which parts of one image routing gives to its classes, on the image's pixels.
 
-A coefficient belongs to a primary capsule, which sees a rectangle of the image. Each
-pixel has the mean of the coefficients of all capsules that see it.
+A coefficient belongs to a primary capsule, which sees a rectangle of the image. A pixel
+shows the mean coefficient of all capsules that see it.
 """
 
 import numpy as np
@@ -11,22 +11,23 @@ import numpy as np
 from tf_capsops.cli import canvas, figures
 from tf_capsops.models.segmenter import Segmenter
 
-_CLASSES, _TYPES = 4, 5  # how many are drawn, those with the highest scores and shares
+# Number of classes drawn, by score, and of types of primary capsules, by share.
+_CLASSES, _TYPES = 4, 5
 
 
 def draw(model, dataset, path, number=0):
     """Draws the routing of one test image to `path`.
 
-    Above, the image and the coefficients for the classes that score highest, the mean
-    over the types of primary capsules. Below, for the first of these classes, the types
-    of capsules that give it most of themselves. Colours are as in
+    The upper row has the image and the coefficients for the classes that score highest,
+    as means over the types of primary capsules. The lower row has the types that give
+    the largest shares to the first of these classes. Colours are as in
     `figures.coefficients`.
 
     Args:
       model: has `routing_coefficients`, `primary_centers` and `primary_field`.
-      dataset: what the image is from.
+      dataset: the data set of the image.
       path: where the picture goes.
-      number: that of the test image.
+      number: the number of the test image.
     """
     images, _ = dataset.test.take([number])
     images = images.numpy()
@@ -67,15 +68,15 @@ def draw(model, dataset, path, number=0):
 
 
 def to_pixels(shares, centers, field, shape):
-    """Returns for each pixel the mean of what sees it, `[H, W, types, classes]`.
+    """Returns the mean share of the capsules at each pixel, `[H, W, types, classes]`.
 
-    NaN where nothing does.
+    It is NaN where no capsule sees the pixel.
 
     Args:
-      shares: `[H', W', types, classes]`, of sum one over the classes, or zero for
-        capsules that are not routed.
+      shares: `[H', W', types, classes]`, which sum to one over the classes, or are zero
+        for capsules that are not routed.
       centers: H' rows and W' columns, the middles of the receptive fields.
-      field: the height and width of each.
+      field: height and width of a receptive field.
       shape: height and width of the image.
     """
     seen = [
@@ -89,7 +90,7 @@ def to_pixels(shares, centers, field, shape):
 
 
 def _scores(model, images):
-    """Returns the scores of one image's classes; of pixels, the share of each class."""
+    """Returns one image's scores; for a segmenter, each class's share of pixels."""
     scores = model.predict(images, verbose=0)
     if isinstance(model, Segmenter):
         read = scores[0].argmax(axis=-1)

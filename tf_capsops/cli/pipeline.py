@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Holds images out, and makes batches of the others, distorted as a seed has it."""
+"""Holds images out, and batches the others with random distortions from a seed."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,9 +9,9 @@ from tf_capsops.cli.distortions import distort, distort_masks
 from tf_capsops.errors import CommandError, reported
 from tf_capsops.untuned import untuned
 
-_SEED = 0  # of held-out images: all runs are compared on the same ones
-_COUNTED = 512  # images whose masks tell how rare classes are
-_LARGEST_WEIGHT = 100  # that a class may have, however rare
+_SEED = 0  # always the same, so that all runs are compared on the same images
+_COUNTED = 512  # the most masks in which pixels are counted to find rare classes
+_LARGEST_WEIGHT = 100  # the largest weight of a class, however rare it is
 
 
 def held_out(dataset, share):
@@ -19,7 +19,8 @@ def held_out(dataset, share):
 
     Args:
       dataset: as `data.load` returns it.
-      share: of the training images; None for the data set as it is.
+      share: the share of the training images to hold out; None for the data set as it
+        is.
 
     Raises:
       CommandError: if a part has no images, or one class where pairs need two.
@@ -66,21 +67,21 @@ def training_batches(
 
     Args:
       samples: a `data.Samples`.
-      batch_size: images a batch; the last of an epoch may be smaller.
+      batch_size: images per batch; the last batch of an epoch may be smaller.
       distortion: a `presets.Distortion` of the images, and of masks with them.
       seed: an int; the same one gives the same batches.
-      class_weight: "balanced" if all classes are to count alike in the loss, however
-        many images each has, and pixels of masks more if their class is rare; None to
-        weigh all images equally.
+      class_weight: "balanced" to let all classes count alike in the loss, however many
+        images each has, and to let pixels of masks count more if their class is rare;
+        None to weigh all images equally.
       first_epoch: the number of the epoch to begin with.
-      num_classes: of the data set, for `class_weight`.
+      num_classes: number of classes of the data set, for `class_weight`.
       steps: how many batches an epoch has, the first ones of its order; None for all.
 
     Returns:
-      A `tf.data.Dataset` without an end, of images and targets, with weights of the
-      images, or of the pixels of masks, if classes have any.
+      An endless `tf.data.Dataset` of images and targets. With `class_weight`, it also
+      has the weights of the images or of the pixels of masks.
     """
-    # Batches are made on the processor, while a GPU trains on the ones before.
+    # The CPU makes batches while a GPU trains on earlier ones.
     with tf.device("CPU:0"):
         weights = class_weight and tf.constant(
             _balanced(samples, batch_size, num_classes)
@@ -88,7 +89,7 @@ def training_batches(
     count = steps or -(-len(samples) // batch_size)
 
     def order(epoch):
-        # Numbers of epochs are below zero here, and those of batches are not.
+        # A number below zero, so that the seed differs from that of every batch.
         shuffled = tf.random.experimental.stateless_shuffle(
             tf.range(len(samples)), [seed, -1 - epoch]
         )
@@ -119,9 +120,9 @@ def _is_mask(targets):
 def _balanced(samples, batch_size, num_classes):
     """Returns the weight of each class in the loss, at most `_LARGEST_WEIGHT`.
 
-    With those of images, all classes have the same sum. Those of the pixels of masks
-    are their square roots: the background may have nearly all pixels, and weighs too
-    little for its edges otherwise. A class that was not counted weighs 1.
+    Weights of images add up to the same sum for each class. Weights of pixels are the
+    square roots of such weights: the background may have nearly all pixels, and would
+    otherwise weigh too little at its edges. A class that was not seen weighs 1.
     """
     draws = samples.draws(0)
     masks = _is_mask(samples.targets(tf.range(1), draws[:1]))
@@ -135,7 +136,7 @@ def _balanced(samples, batch_size, num_classes):
 
 
 def _pixels(samples, draws, batch_size, num_classes):
-    """Counts the pixels of each class in the masks of many images."""
+    """Counts the pixels of each class in the masks of up to `_COUNTED` images."""
     some = np.linspace(0, len(samples) - 1, min(len(samples), _COUNTED)).astype(int)
     counts = np.zeros(num_classes, int)
     for chosen in np.array_split(some, -(-len(some) // batch_size)):

@@ -7,17 +7,17 @@ import numpy as np
 from tf_capsops.cli import canvas
 from tf_capsops.cli.callbacks import accuracies
 
-_MOST_COUNTS = 25  # classes of a matrix whose counts are written into its cells
-_MOST_NAMES = 100  # classes of a matrix whose names are written at its sides
+_MOST_COUNTS = 25  # the most classes with counts written into the cells of a matrix
+_MOST_NAMES = 100  # the most classes with names written at the sides of a matrix
 
 
 def curves(history, path, part="test"):
     """Draws loss and error over the epochs of a Keras `History.history` to `path`.
 
     Args:
-      history: lists of a number an epoch, by name.
+      history: lists with one number per epoch, by name.
       path: where the picture goes.
-      part: what the images are called that were not trained on.
+      part: name of the images that were not trained on, "test" or "validation".
     """
     figure = canvas.figure(9, 3.4)
     left, right = figure.subplots(1, 2)
@@ -72,7 +72,7 @@ def confusion(matrix, names, path):
 
     Args:
       matrix: counts `[classes, classes]`: rows are labels, columns predictions.
-      names: of the classes.
+      names: names of the classes.
       path: where the picture goes.
     """
     classes = len(names)
@@ -100,7 +100,7 @@ def attacked(result, path):
     """Draws accuracies against epsilon, and the ROC of their detection, to `path`.
 
     Args:
-      result: what `tf-capsops attack` writes.
+      result: the content of the JSON file that `tf-capsops attack` writes.
       path: where the picture goes.
     """
     found = [each for each in result.get("detection", []) if each]

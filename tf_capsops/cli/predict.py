@@ -67,7 +67,7 @@ def add_arguments(parser):
 def check(args):
     """Checks what can be checked without TensorFlow; raises a CommandError."""
     runs.find(args.model)
-    # Where others exist, these are read, and the missing ones reported.
+    # If some paths exist, `run` reads them and reports the others.
     if not any(pathlib.Path(path).exists() for path in args.pictures):
         raise CommandError(f"there is no file {args.pictures[0]}")
 
@@ -85,7 +85,7 @@ def run(args):
             f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
         )
     names = networks.class_names(model, path.parent, classes)
-    # Once, so that masks that are written are not read.
+    # Listed before any mask is written, so that no mask is read as a picture.
     listed = [(path, _files(path, kind)) for path in args.pictures]
     if networks.segments(model):
         if args.top:
@@ -122,14 +122,14 @@ def _batches(listed, kind, shape):
     """Reads pictures or volumes, a batch at a time.
 
     Args:
-      listed: the paths of files and folders, each with the files it stands for.
+      listed: the paths of files and folders, each with the list of files that it names.
       kind: a `data.pairs.Kind`.
-      shape: (height, width, channels) of the images; a height and width of None are
-        those of each picture.
+      shape: (height, width, channels) of the images; with a height and width of None,
+        each picture keeps its own.
 
     Yields:
-      The paths of some files, the images `[B, H, W, C]` that are in them, and what is
-      wrong with others.
+      Three lists: the paths of some files, their images, and messages about files that
+      cannot be read.
     """
     from tf_capsops import data
 
@@ -172,7 +172,7 @@ def _volume(file, shape, kind):
 
 
 def _files(path, kind):
-    """Returns the files that a path stands for."""
+    """Returns the files that a path names: itself, or all images in a folder."""
     path = pathlib.Path(path)
     return _within(path, kind) if path.is_dir() else [path]
 
@@ -180,14 +180,14 @@ def _files(path, kind):
 def _within(folder, kind, above=()):
     """Returns the images in a folder and those below it, without hidden ones.
 
-    `above` has the folders that it is in.
+    `above` has the folders that contain it, which links may lead back to.
     """
     from tf_capsops.data import folders
 
     found, above = [], (*above, folder.resolve())
     for path in folders.visible(folder):
         if path.is_dir():
-            if path.resolve() not in above:  # a link back
+            if path.resolve() not in above:  # no link leads back
                 found += _within(path, kind, above)
         elif kind.stem(path):
             found.append(path)
@@ -195,7 +195,7 @@ def _within(folder, kind, above=()):
 
 
 def _classes(model, files, images, names, count):
-    """Yields what is printed of each picture, for JSON and as text."""
+    """Yields the answer to print for each picture, for JSON and as text."""
     for file, best in zip(files, _best(model, images, names, count)):
         shown = (f"{each['class']} {each['score']:.4f}" for each in best)
         yield {"file": file, **best[0], "top": best}, f"{file}: {', '.join(shown)}"

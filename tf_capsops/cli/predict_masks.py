@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the masks that a network which segments reads in pictures and volumes."""
+"""Writes the masks that a segmenting network predicts for pictures and volumes."""
 
 import functools
 import os
@@ -16,27 +16,27 @@ from tf_capsops.errors import CommandError, make_directory, reported
 
 
 class Masks:
-    """Writes masks of their images' sizes.
+    """Writes masks that have the sizes of their images.
 
-    They have the values that the training masks have. A file of another mask keeps its
-    name, and the new one gets a number.
+    Pixels have the values of the training masks. An existing file with another mask is
+    kept, and the new file's name gets a number.
 
     Args:
       model: a network that segments.
       kind: a `pairs.Kind`, of the images.
-      names: of its classes.
+      names: names of its classes.
       files: the paths of all images.
-      output: the folder of the masks.
+      output: the folder for the masks.
       args: `tile` and `overlays` of `tf-capsops predict`.
 
     Attributes:
-      image_shape: (height, width, channels) that `write` takes, None for any; or the
-        same of volumes, which keep their sizes.
+      image_shape: (height, width, channels) of images that `write` takes, with None for
+        any; for volumes (depth, height, width, channels).
 
     Raises:
-      CommandError: if a mask would replace an image or be among true masks, there are
-        too many classes, the folder cannot be made, or a package is missing that reads
-        volumes.
+      CommandError: if a mask would replace an image or be written among true masks,
+        there are too many classes, the folder cannot be made, or a package that reads
+        volumes is missing.
     """
 
     def __init__(self, model, kind, names, files, output, args):
@@ -59,7 +59,7 @@ class Masks:
         make_directory(output / "overlays" if self._draws else output)
 
     def _check_images(self, files):
-        """Raises a CommandError if a mask of one would have the path of another."""
+        """Raises a CommandError if a mask or overlay would replace an image."""
         images = {file.resolve() for file in files}
         for file in files:
             for form in self._forms():
@@ -78,7 +78,7 @@ class Masks:
         return [f"{{}}{self._suffix}", *["overlays/{}.png"] * bool(self._draws)]
 
     def write(self, files, images):
-        """Writes masks, and yields what is printed of each, for JSON and as text."""
+        """Writes masks, and yields the answer to print for each, for JSON and text."""
         for file, image in zip(files, images):
             self._warn_of_seams(image)
             read = tiles.classes_of(self._model, image, self._tile)
@@ -105,9 +105,9 @@ class Masks:
             yield answer, f"{file} -> {path}: {text}"
 
     def _keep(self, file, *draws):
-        """Returns the path of an image's mask, which the first of `draws` writes."""
+        """Writes a mask with the first of `draws`, and returns its path."""
         image, taken = file.resolve(), self._written.values()
-        if image not in self._written:  # named twice
+        if image not in self._written:  # an image may be named twice
             draws = dict(zip(self._forms(), draws))
             self._written[image], _ = kept.write(
                 draws, self._output, self._stem(file), taken
@@ -115,7 +115,7 @@ class Masks:
         return self._written[image]
 
     def _warn_of_seams(self, image):
-        """Warns once of tiles that are too small for masks without seams."""
+        """Warns once if tiles are too small for masks without seams."""
         size = tiles.seamless(self._model)
         tile = tiles.tile_of(self._model, self._tile)
         if not self._warned and tile < size and max(image.shape[:-1]) > tile:
@@ -135,15 +135,16 @@ class Masks:
 
 
 def _check_output(files, output):
-    """Raises a CommandError if the folder of the masks is, or is in, one of true masks.
+    """Raises a CommandError if the masks would go into a folder of true masks.
 
-    That is `masks` next to `images`, or to an `images` from which pictures are read.
+    Such a folder is called `masks` and is next to an `images` folder, either as given
+    or behind links.
     """
     output = pathlib.Path(os.path.abspath(output))
     read = (pathlib.Path(os.path.abspath(file)).parents for file in files)
     read = {each for parents in read for each in parents if each.name == "images"}
     true = {each.with_name("masks").resolve(): each for each in read}
-    behind = output.resolve()  # what links lead to
+    behind = output.resolve()  # the folder that links lead to
     for folder in (output, *output.parents, behind, *behind.parents):
         images = true.get(folder)
         if folder.name == "masks" and (folder.parent / "images").is_dir():

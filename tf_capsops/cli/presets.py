@@ -12,14 +12,14 @@ class Distortion:
     Masks are shifted, turned, zoomed, flipped and bent with their images.
 
     Args:
-      shift: in pixels.
-      degrees: by which images are turned.
-      zoom: as a share of the image's size.
+      shift: pixels by which images are shifted.
+      degrees: angle by which images are turned.
+      zoom: change of scale, as a share of the image's size.
       flip: the probability that left and right are exchanged.
-      brightness: what is added to all pixels, which are numbers from 0 to 1.
-      contrast: as a share of the distance of pixels from their mean.
-      erase: as a share of the image's area, the rectangle that is replaced by the mean.
-      elastic: in pixels, by which images are bent.
+      brightness: the number added to all pixels, which are from 0 to 1.
+      contrast: change of the pixels' distances from their mean, as a share of these.
+      erase: the share of the image's area in a rectangle that the mean replaces.
+      elastic: pixels by which images are bent.
     """
 
     shift: float = 0.0
@@ -33,7 +33,7 @@ class Distortion:
 
     @property
     def entries(self):
-        """What `config.json` keeps: as in earlier releases where nothing is new."""
+        """Entries for `config.json`; those added later only if they are not zero."""
         entries = dataclasses.asdict(self)
         first = ("shift", "degrees", "zoom")
         return {key: x for key, x in entries.items() if x or key in first}
@@ -43,7 +43,7 @@ class Distortion:
 class Preset:
     """Arguments of the function in `models`, and the defaults of `train`.
 
-    Batch and distortion are those of images of about 28 pixels unless it says others.
+    By default, batch size and distortion suit images of about 28 pixels.
     """
 
     network: dict
@@ -53,17 +53,17 @@ class Preset:
     distortion: Distortion = Distortion(shift=2.0)
 
 
-# How all networks for images of 8 to 15 pixels are trained.
+# Training settings for images of 8 to 15 pixels.
 _SMALL = {
     "batch_size": 32,
     "learning_rate": 0.003,
     "distortion": Distortion(shift=0.5, degrees=7.0, zoom=0.1),
 }
 
-# How all networks for images of 48 to 128 pixels are trained.
+# Training settings for images of 48 to 128 pixels.
 _LARGE = {"batch_size": 32, "distortion": Distortion(shift=4.0)}
 
-# By network and name. Each network has those that `fitting` names.
+# Presets by network and name. Every network has the presets that `fitting` names.
 PRESETS = {
     "capsnet": {
         # For images of 8 to 15 pixels: half a minute on two cores for scikit-learn's
@@ -108,7 +108,7 @@ PRESETS = {
                 "primary_kernel_size": 9,
                 "primary_strides": 4,
                 "decoder_units": (128, 128),
-                # The paper's is a sum over 784 pixels; here there are up to 49,152.
+                # The paper's sum is over 784 values; here it is over up to 49,152.
                 "reconstruction_weight": 0.00002,
             },
             epochs=30,
@@ -158,7 +158,7 @@ PRESETS = {
             epochs=20,
             learning_rate=0.003,
         ),
-        # As many parameters as the smallest network of Chen et al. (2019) has: 3,888.
+        # Has as many parameters as the smallest network of Chen et al. (2019): 3,888.
         "tiny": Preset(
             network={
                 "filters": (2, 2, 4, 2),
@@ -285,7 +285,7 @@ MULTIPLES = {"segcaps": 8, "ucaps3d": 8}  # image sizes must be multiples of the
 
 
 def _for_masks(rate):
-    """Returns presets whose images stay where they are."""
+    """Returns presets of a network for masks, which do not distort images."""
     small = Preset(
         network={"size": "small"},
         epochs=60,
@@ -309,20 +309,20 @@ PRESETS["segcaps"]["large"] = dataclasses.replace(
     PRESETS["segcaps"]["large"], batch_size=4, learning_rate=0.0015
 )
 
-# The rules of routing that matrix_capsnet has, the default one first.
+# The routing rules of matrix_capsnet, the default one first.
 RULES = ("em", "vb", "dynamic", "inverted-attention", "self-attention")
 
-# By preset and rule, the last margin of the spread loss where it is not the paper's
-# 0.9. In the paper's network EM's activations of two classes come to differ by about
-# 0.5. Beyond that margin every image adds to the loss alike, the certain ones too.
+# Last margins of the spread loss by preset and rule, if not the paper's 0.9. In the
+# paper's network, EM's activations of two classes differ by at most about 0.5. With a
+# larger margin, even images that are classified with certainty add to the loss.
 LAST_MARGINS = {("compact", "em"): 0.3}
 
 
 def read_masks(model, preset):
-    """Whether a network reads masks, as far as its name or that of its preset says.
+    """Whether a network reads masks, judged by its name or its preset's name.
 
     Args:
-      model: of `PRESETS`, or None for the one that the data call for.
+      model: a name in `PRESETS`, or None for the network that suits the data.
       preset: one of its presets, or None.
     """
     if model:
@@ -331,7 +331,7 @@ def read_masks(model, preset):
 
 
 def fitting(image_shape):
-    """The name of the preset for images or volumes `(..., height, width, channels)`."""
+    """Returns the name of the preset for images `(..., height, width, channels)`."""
     smallest = min(image_shape[-3:-1])
     if smallest < 16:
         return "small"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizes a trained model: what `tf-capsops quantize` does.
 
-`run` prepares a run, and `resume` one that was stopped or killed. `_fit` trains, and
-`_finish` converts, measures and reports.
+`run` prepares a new run, and `resume` a run that was stopped or killed. Then `_fit`
+trains, and `_finish` converts, measures and reports.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ def run(args):
     distortion = trained["distortion"]
     options = {name: getattr(args, name) for name in recipes.QUANTIZED_WITH}
     steps = _callback(model, args.bits, fractions, epochs_per_step, options)
-    with reported(Exception):  # whatever a model of somebody else's may raise
+    with reported(Exception):  # another author's model may raise anything
         rounded, float_bytes = coded_networks.rehearsed(
             model, steps, args.routing_bits, dataset.train
         )
@@ -107,7 +107,7 @@ def run(args):
         runs.write_json(directory / runs.CONFIG, config)
         before = Accuracy.of(model, dataset)
         at_once = Accuracy.of(rounded, dataset)
-        del rounded  # and the memory that its weights take
+        del rounded  # frees the memory of its weights
         print(
             f"{dataset.name}: {len(dataset.train)} images for training, "
             f"{len(dataset.test)} for {pipeline.purpose(share)}\n"
@@ -140,9 +140,9 @@ def resume(directory, epoch, path):
     """Goes on with a run that was stopped or killed. Returns the exit status.
 
     Args:
-      directory: the run's.
-      epoch: how many epochs it was trained.
-      path: of its checkpoint of then.
+      directory: the run's directory.
+      epoch: how many epochs it has been trained.
+      path: the checkpoint after this epoch.
     """
     config = {
         **runs.read_config(directory),
@@ -195,10 +195,10 @@ def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None
     """Trains, saves and reports. Returns the exit status.
 
     Args:
-      model, dataset, directory, epoch, history: as of `training.fit`.
-      config: what `config.json` has, with a `presets.Distortion`.
+      model, dataset, directory, epoch, history: as for `training.fit`.
+      config: the content of `config.json`, with a `presets.Distortion`.
       steps: the `IncrementalQuantization`.
-      report: what `report.json` has, as far as it is known.
+      report: the content of `report.json` as far as it is known.
     """
     epochs, batch_size = config["epochs"], config["batch_size"]
     batches = runs.steps(len(dataset.train), batch_size, config["steps_per_epoch"])
@@ -246,7 +246,7 @@ def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None
             return INTERRUPTED
         try:
             _finish(model, dataset, directory, steps, clock, report)
-        except Exception as error:  # of whatever kind: the training is not lost
+        except Exception as error:  # of any kind: the trained network is saved
             text = " ".join(str(error).split()) or type(error).__name__
             raise CommandError(
                 f"the quantized network is in {directory / runs.MODEL}, but "
@@ -257,7 +257,7 @@ def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None
 
 
 def _keep(directory, model):
-    """Saves what has been trained, and says where it is."""
+    """Saves the trained network, and says which files the run has."""
     with reported(OSError):
         callbacks.save_whole(model, directory, runs.MODEL)
     written = runs.MODEL, runs.CONFIG, runs.HISTORY
@@ -266,11 +266,15 @@ def _keep(directory, model):
 
 
 def _recipe(source, args, seed):
-    """Names the recipe that quantizes such a run to so many bits, None without one."""
+    """Returns the entries of `config.json` about the recipe; None if there is none.
+
+    The recipe quantizes runs such as `source` to this many bits. `trained` has the
+    settings of the source that the recipe fixes.
+    """
     other = {"recipe": None, "trained": None}
     given = source if args.model is None else pathlib.Path(args.model)
     if not (given.is_dir() or given.name == runs.MODEL):
-        return other  # another model of the run
+        return other  # the file is not the run's own model
     if args.routing_bits:
         return other
     own = runs.read_config(source)
@@ -287,7 +291,7 @@ def _recipe(source, args, seed):
 
 def _finish(model, dataset, directory, steps, clock, report):
     """Converts the quantized model, measures, adds to the report, and prints it."""
-    bare = coded_networks.bare_copy(model)  # computes in floating point, as its file
+    bare = coded_networks.bare_copy(model)  # without rounded activations, as its file
     before = Accuracy(report["wrong_before"], report["images"])
     after = Accuracy.of(bare, dataset)
     activations.move(model, bare)
@@ -334,7 +338,7 @@ def _finish(model, dataset, directory, steps, clock, report):
 
 
 def recompile(model, learning_rate, steps):
-    """Compiles a model as it was, for a cosine of the learning rate in every step."""
+    """Compiles a model again, with a learning rate that falls anew in every step."""
     schedule = keras.optimizers.schedules.CosineDecayRestarts(
         learning_rate, steps, t_mul=1.0
     )
@@ -343,7 +347,7 @@ def recompile(model, learning_rate, steps):
 
 
 def _words(steps, routing_bits):
-    """The bits of all numbers, as in `5 bits, activations to 8, routing to 4`."""
+    """Says the bits of all numbers, as in `5 bits, activations to 8, routing to 4`."""
     words = [f"{steps.bits} bits"]
     rounded = {"activations": steps.activation_bits, "routing": routing_bits}
     words += [f"{name} to {bits}" for name, bits in rounded.items() if bits]

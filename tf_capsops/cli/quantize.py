@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizes a trained model to weights of few bits, in steps with training between.
 
-Here are the options; `quantization` does the rest.
+This module has the options; `quantization` does the rest.
 """
 
 from tf_capsops import options

@@ -3,7 +3,8 @@
 """Draws pictures of a network's routing as PNG files, and of what a capsnet decodes.
 
 They show routing coefficients, and for a capsnet reconstructions and perturbations of
-each dimension of a capsule. Of a capsnet that holds codes they show reconstructions.
+each dimension of a capsule. For a capsnet that holds codes, they show reconstructions
+only.
 """
 
 import functools
@@ -101,7 +102,7 @@ def _draw(args, directory, pictures):
 
 
 def _of_parts(args, model, dataset, directory):
-    """Returns what draws the routing of one image, by the stem of its file."""
+    """Returns a function that draws the routing of one image, by its file's stem."""
     from tf_capsops.cli import parts
     from tf_capsops.models import SegCaps
 
@@ -129,7 +130,7 @@ def _routes(model):
 
 
 def _check_routes(model, directory):
-    """Raises a CommandError if a model has no routing to compare."""
+    """Raises a CommandError if a model has no routing to draw."""
     if not _routes(model):
         raise CommandError(
             f"the {model.name} in {directory} has no routing to draw: give another "

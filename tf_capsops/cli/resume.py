@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Goes on with a run that was stopped or killed: `train --resume`, `quantize --resume`.
 
-Either command takes runs of both.
+Either command resumes runs of both.
 """
 
 import os
@@ -12,7 +12,7 @@ from tf_capsops import options
 from tf_capsops.cli import runs
 from tf_capsops.errors import CommandError, require
 
-# What `networks.make` takes of `config.json`.
+# The entries of `config.json` that `networks.make` needs.
 _NETWORK = {"model", "preset", "network", "mixed_precision"}
 _NETWORK |= {"routing", "routing_iterations", "routing_gradient"}
 
@@ -70,12 +70,12 @@ def run(args):
 
 
 def _is_quantized(config):
-    """Whether `config.json` is that of a run of `quantize`."""
+    """Whether `config.json` belongs to a run of `quantize`."""
     return "source" in config
 
 
 def _data(directory):
-    """Returns the data that a run is trained on, as far as its `config.json` says."""
+    """Loads the data that a run is trained on, with the options in `config.json`."""
     from tf_capsops import data
     from tf_capsops.cli import networks
 
@@ -88,12 +88,12 @@ def _data(directory):
 
 
 def _checkpoint(directory):
-    """Returns the epochs that a run was trained, and the checkpoint of then.
+    """Returns the number of epochs at a run's newest checkpoint, and its path.
 
     They are 0 and None for a run that was killed before its first checkpoint.
 
     Raises:
-      CommandError: if it is no run, or there is nothing to go on with.
+      CommandError: if it is no run, or there is nothing to resume.
     """
     if not directory.is_dir():
         raise CommandError(f"--resume takes a run's directory, and {directory} is none")

@@ -21,7 +21,7 @@ MODEL = "model.keras"
 CONFIG = "config.json"
 HISTORY = "history.json"
 RESULT = "result.json"
-# Files in writing.
+# Files that are being written.
 PARTIAL_MODEL, PARTIAL_HISTORY = "partial.keras", f"partial-{HISTORY}"
 
 
@@ -47,7 +47,7 @@ def create(wanted):
 
 
 def where(directory, wanted):
-    """Says to which directory a run is written, and why not to the one `wanted`."""
+    """Says which directory a run is written to, and why not to the `wanted` one."""
     other = str(directory) != str(pathlib.Path(wanted))
     return f"writing to {directory}{f' ({wanted} is there already)' if other else ''}"
 
@@ -66,7 +66,7 @@ def in_use(directory):
         os.close(descriptor)
         raise CommandError(f"another process is training {directory}") from error
     except OSError:
-        pass  # some file systems of networks have no locks
+        pass  # some network file systems have no locks
     try:
         yield
     finally:
@@ -95,7 +95,7 @@ def find(target):
 
 
 def _model_file(path):
-    """Returns the model's file: `path` itself, or that in a run's directory."""
+    """Returns the model's file: `path` itself, or the file in a run's directory."""
     if path.is_file():
         if path.suffix not in (".keras", ".h5", ".hdf5"):
             raise CommandError(
@@ -121,7 +121,7 @@ def _model_file(path):
 
 
 def _newest():
-    """The directory in runs/ whose model was written last."""
+    """Returns the directory in runs/ with the model that was written last."""
     runs = _within(ROOT)
     if not runs:
         raise CommandError(f"no run in {ROOT.resolve()}: give a run's directory")
@@ -135,14 +135,14 @@ def _within(directory):
 
 
 def checkpoints(directory):
-    """Returns a run's checkpoints, by the number of epochs that they were trained."""
+    """Returns a run's checkpoints, by the number of epochs trained."""
     paths = directory.glob("checkpoint-*.keras")
     matches = ((re.fullmatch(r"checkpoint-(\d+)\.keras", p.name), p) for p in paths)
     return {int(match[1]): path for match, path in matches if match}
 
 
 def newest_checkpoint(directory):
-    """Returns the number of epochs that a run's last checkpoint has, and its file.
+    """Returns the number of epochs at a run's last checkpoint, and its file.
 
     They are 0 and None where there is none.
     """
@@ -150,7 +150,7 @@ def newest_checkpoint(directory):
 
 
 def checkpoint_state(path):
-    """Returns the file of what is saved with a checkpoint beside the model."""
+    """Returns the file of the state that is saved along with a checkpoint's model."""
     return path.with_suffix(".npz")
 
 
@@ -161,14 +161,14 @@ def remove_checkpoint(path):
 
 
 def remove_checkpoints(directory):
-    """Removes a run's checkpoints, and what a kill left of files in writing."""
+    """Removes a run's checkpoints, and partly written files that a kill left."""
     left = (PARTIAL_HISTORY, PARTIAL_MODEL, "checkpoint-*.keras", "checkpoint-*.npz")
     for path in [path for name in left for path in directory.glob(name)]:
         path.unlink(missing_ok=True)
 
 
 def write_json(path, content):
-    """Writes `content` to the file `path`, one entry a line."""
+    """Writes `content` to the file `path`, with one entry per line."""
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -204,9 +204,8 @@ def read_config(directory):
 def read_training(directory):
     """Returns how a run was trained.
 
-    That is epochs, steps_per_epoch, batch_size, learning_rate, distortion, validation
-    and class_weight.
-    What `config.json` does not say, as where there is none, is a usual value.
+    The entries are epochs, steps_per_epoch, batch_size, learning_rate, distortion,
+    validation and class_weight. Those that `config.json` lacks get usual values.
 
     Raises:
       CommandError: if it is not JSON of an object, or an entry is of another type.
@@ -220,7 +219,7 @@ def read_training(directory):
 
 
 def steps(samples, batch_size, most=None):
-    """Returns how many batches an epoch has: all of the samples, or `most`."""
+    """Returns how many batches an epoch has: enough for all samples, up to `most`."""
     every = -(-samples // batch_size)
     return min(every, most or every)
 
@@ -236,7 +235,7 @@ def read_execution(directory, *names):
     Raises:
       CommandError: if `config.json` does not say, or an entry is of another type.
     """
-    # Earlier releases did not distribute.
+    # Only `distribute` may be missing or null: earlier releases did not have it.
     usual = dict.fromkeys(names or _EXECUTION)
     return _checked(directory / CONFIG, read_config(directory), usual)
 
@@ -253,7 +252,7 @@ def read_pictures(directory):
 
 
 def _checked(path, content, usual):
-    """Returns the entries that `usual` has, of the content of a file."""
+    """Returns the entries that `usual` names, with its values for missing ones."""
     found = {name: content.get(name, value) for name, value in usual.items()}
     for name, value in found.items():
         form, is_good = _ENTRIES[name]
@@ -320,10 +319,10 @@ _ENTRIES = {
 
 
 def read_history(directory, epochs):
-    """Returns a run's history of so many epochs.
+    """Returns the first `epochs` epochs of a run's history.
 
     Raises:
-      CommandError: if there is none of so many.
+      CommandError: if there are not so many.
     """
     if not epochs:
         return {}
@@ -361,7 +360,7 @@ def remembered_data(directory):
 def check_same(dataset, directory, other, where):
     """Raises a CommandError unless two runs were trained on the same classes.
 
-    They are given by their data sets and directories.
+    Arguments are the data set and the directory of one run, then of the other.
     """
     if other.name != dataset.name:
         raise CommandError(
@@ -376,8 +375,8 @@ def class_names(directory, classes):
     """Returns what a run calls its classes: their numbers if it does not say.
 
     Args:
-      directory: the run's.
-      classes: how many there are.
+      directory: the run's directory.
+      classes: how many classes there are.
 
     Raises:
       CommandError: if `config.json` has names for another number of classes.

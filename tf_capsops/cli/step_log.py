@@ -11,7 +11,7 @@ from tf_capsops.cli import evaluation
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """The number of images, not trained on, that a model gets wrong."""
+    """The number of test images that a model gets wrong, among how many."""
 
     wrong: int
     images: int
@@ -32,9 +32,9 @@ class StepLog(keras.callbacks.Callback):
 
     Args:
       steps: the `IncrementalQuantization`.
-      dataset: whose test images count.
-      records: a list to which it adds, for each step, a dict of the fraction and of how
-        many images were wrong, right after the step and before the next one.
+      dataset: the data set with the test images.
+      records: a list to which it adds a dict for each step: the fraction, and how many
+        images are wrong right after the step and after the training that follows.
       interactive: whether the output is a terminal.
     """
 
@@ -52,7 +52,7 @@ class StepLog(keras.callbacks.Callback):
         fraction = self._steps.steps[len(self.records)]
         self.records.append({"fraction": fraction, "wrong": wrong.wrong})
         if self._interactive and epoch > 0:
-            print()  # the line of the progress bar is not at its end
+            print()  # ends the line of the progress bar
         step, steps = len(self.records), len(self._steps.steps)
         print(
             f"step {step} of {steps}, {fraction:.1%} of the weights quantized: {wrong}",

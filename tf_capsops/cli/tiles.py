@@ -31,7 +31,7 @@ def opened(model):
       model: a `Segmenter` or a `UNet`.
 
     Raises:
-      CommandError: if it is a U-Net whose poolings round sizes up.
+      CommandError: if it is a U-Net in which poolings round sizes up.
     """
     sizes = model.input_shape[1:-1]
     if not any(sizes):
@@ -57,10 +57,10 @@ def opened(model):
 
 
 def reach(model):
-    """Returns the pixels to each side of a pixel that its scores depend on.
+    """Returns how many pixels to each side of a pixel its scores depend on.
 
-    Half the receptive field, for networks whose skip connections have no windows.
-    A normalization over whole images, as in `ucaps3d`, reaches beyond it.
+    This is half the receptive field, for networks without windows in their skip
+    connections. A normalization over whole images, as in `ucaps3d`, is not counted.
     """
     pixels, scale = 0, 1
     for layer in getattr(model, "network", model).layers:
@@ -82,7 +82,7 @@ def tile_of(model, tile=None):
 
     Args:
       model: a network that segments.
-      tile: what was asked for; None for `LARGEST`.
+      tile: the size that was asked for; None for `LARGEST`.
     """
     tile = tile or LARGEST[len(model.input_shape) - 2]
     return _round_up(tile, model.multiple)
@@ -101,8 +101,8 @@ def seamless(model):
 def classes_of(model, image, tile=None):
     """Returns the class that a network reads at each pixel, `[H, W]` or `[D, H, W]`.
 
-    Tiles overlap by a margin of what a pixel's scores depend on, or of a quarter of a
-    tile if that is less; then seams may show.
+    Each tile has a margin that is only read: the network's `reach`, or a quarter of the
+    tile if that is less, and then seams may show.
 
     Args:
       model: a network that segments.
@@ -140,8 +140,8 @@ def _windows(size, tile, margin):
     """Divides a length into overlapping windows of a tile each.
 
     Returns:
-      Three slices for each: what the window sees, what is kept of it, and where that is
-      in the window.
+      Three slices for each window: the part of the length that it sees, the part that
+      is kept, and the place of the kept part in the window.
     """
     if size <= tile:
         return [(slice(0, size),) * 3]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a capsule network; writes model, history and pictures to a directory.
 
-Here is what follows from the options; `training` does the rest.
+This module works out the settings from the options; `training` does the rest.
 """
 
 import collections
@@ -41,8 +41,8 @@ def data(args):
     """Returns what to train on, as `data.load` takes it: its name, and options.
 
     Raises:
-      CommandError: if it is other data than that of the recipe, or an image has too
-        many sizes.
+      CommandError: if the data is not that of the recipe, or `--image-size` has too
+        many numbers.
     """
     names = ("image_size", "color_mode", "test_share", "skip_broken")
     given = {name: getattr(args, name) for name in names}
@@ -64,7 +64,7 @@ def _check_is_there(source):
     """Raises a CommandError if a path of data leads nowhere; a name is checked later.
 
     Args:
-      source: as `data.load` takes it, also after the name of what is made from it.
+      source: as `data.load` takes it: a path, which may follow `NAME:`.
     """
     file = source.partition(":")[2] or source
     is_path = "/" in file or pathlib.Path(file).suffix
@@ -80,12 +80,12 @@ def _has_volumes(source):
 
 
 def settings(args, dataset=None):
-    """Returns what `config.json` keeps of a network and of how it is trained.
+    """Returns the entries of `config.json` for a network and its training.
 
     Args:
-      args: the options of `train`; those that it lacks are not given.
-      dataset: what is trained on, from which a preset and its distortion follow where
-        there is no recipe.
+      args: the options of `train`; attributes that it lacks count as not given.
+      dataset: the data set, which decides on preset and distortion if there is no
+        recipe.
 
     Raises:
       CommandError: if options do not go together.
@@ -146,7 +146,7 @@ def settings_of_recipe(name):
     epochs = recipes.epochs_per_step(trained["epochs"], recipe.straight_through)
     steps = recipes.quantization_steps(recipe.bits, recipe.straight_through)
     kept = ("batch_size", "learning_rate", "distortion")
-    # Runs of recipes without these may lack them.
+    # Only those that are set: runs of other recipes may lack them.
     rounding = {key: getattr(recipe, key) for key in recipes.QUANTIZED_WITH}
     return {
         "trained": trained,
@@ -160,12 +160,12 @@ def settings_of_recipe(name):
 
 
 def changes(name, config):
-    """Names the settings of a run that are not those of its recipe."""
+    """Names the settings in which a run differs from its recipe."""
     return recipes.changes(config, settings_of_recipe(name))
 
 
 def _distortion(given, preset, dataset):
-    """Returns the preset's `Distortion`, with what options change in it."""
+    """Returns the preset's `Distortion` with the changes that options ask for."""
     known = ("distortion", "elastic", "flip", "brightness", "contrast", "erase")
     changing = [option for option in known if given[option]]
     if changing and dataset is not None and dataset.generated:

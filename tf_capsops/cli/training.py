@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a network, from its data to its files: what `tf-capsops train` does.
 
-`run` reads from top to bottom: data, network, run. Then `fit` trains, and `_save`
-writes what came of it.
+`run` prepares the data, the network and the run, in this order. Then `fit` trains, and
+`_save` writes the results.
 """
 
 import math
@@ -32,7 +32,7 @@ from tf_capsops.models import autoencoder, grouping
 
 def run(args):
     """Trains a new network. Returns the exit status."""
-    # Before anything is computed, as pictures are when the data is opened.
+    # Comes before any computation, such as decoding pictures when data is opened.
     strategy = distribution.strategy(args.distribute)
 
     # The data.
@@ -134,24 +134,25 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
     """Trains, saves and reports.
 
     Args:
-      model: as it is compiled.
-      dataset: what to train it on, and to judge it by.
-      directory: the run's, where everything goes.
-      config: what its `config.json` has.
+      model: a compiled network.
+      dataset: the data to train it on and to judge it by.
+      directory: the run's directory, for all files.
+      config: the content of its `config.json`.
       distortion: a `presets.Distortion` of the training images.
       epoch: how many epochs were trained before.
-      history: of these, as a Keras `History` has it.
+      history: the history of these epochs, as a Keras `History` has it.
 
     Returns:
       The exit status.
 
     Raises:
-      CommandError: if another worker ends, or an image is not there any more.
+      CommandError: if another worker ends, an image is gone, or files cannot be
+        written.
     """
     strategy = model.distribute_strategy
     epochs, batch_size = config["epochs"], config["batch_size"]
     steps = _steps(config, dataset)
-    # Not by `compile`, whose arguments the file of the model keeps.
+    # Set here, because the model's file would keep it as an argument of `compile`.
     model.steps_per_execution = config["steps_per_execution"]
     batches = pipeline.training_batches(
         *(dataset.train, batch_size, distortion),
@@ -160,7 +161,7 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
         steps=steps,
     )
     tests_at_once = distribution.test_batch_size(strategy, len(dataset.test))
-    if dataset.has_masks:  # which take as much memory as images
+    if dataset.has_masks:  # masks take as much memory as images
         tests_at_once = min(tests_at_once, batch_size)
     tests = dataset.test.batches(tests_at_once)
     if config["distribute"]:
@@ -202,11 +203,11 @@ def fit(model, dataset, directory, config, distortion, epoch=0, history=None):
 
 
 def _save(model, dataset, directory, config, history, clock, seconds, stopped):
-    """Writes what a training has made, as far as it came, and says so."""
+    """Writes the results of a training, finished or stopped, and prints a summary."""
     epochs = config["epochs"]
     judged = pipeline.part(config["validation"])
     callbacks.save_whole(model, directory, runs.MODEL)
-    if config["distribute"]:  # pictures are drawn by one device
+    if config["distribute"]:  # the copy draws pictures on one device
         model = keras.saving.load_model(directory / runs.MODEL)
     said = [f"trained in {seconds:.0f} s"]
     if stopped:
@@ -242,7 +243,7 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
         if isinstance(model, autoencoder.Autoencoder):
             figures.reconstructions(model, dataset, directory / "reconstructions.png")
             written.append("reconstructions.png")
-    except OSError as error:  # the run is whole without
+    except OSError as error:  # the run is complete without pictures
         said.append(f"warning: cannot write a picture: {error.strerror or error}")
     written += [runs.RESULT] if is_finished else []
     said.append(f"wrote {directory}: {', '.join(written)}, tensorboard")
@@ -250,7 +251,7 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
 
 
 def _failure(losses):
-    """Says since which epoch the loss has not been finite, if it ended so."""
+    """Returns a list with a warning if the last loss is not finite, else empty."""
     finite = [number for number, loss in enumerate(losses, 1) if math.isfinite(loss)]
     first = max(finite, default=0) + 1
     if first > len(losses):
@@ -277,7 +278,7 @@ def _title(config):
 
 
 def _manner(config, strategy):
-    """Says how the model is trained, where it is not plainly."""
+    """Says how the model is trained, as far as that is not the usual way."""
     said = [f", {config['mixed_precision']}"] if config["mixed_precision"] else []
     said += [", with XLA"] if config["jit"] else []
     if config["steps_per_execution"] > 1:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Shifted digits, and for testing digits under affine maps that were not shown."""
+"""Shifted digits for training, and digits under unseen affine maps for testing."""
 
 import dataclasses
 import math
@@ -19,12 +19,13 @@ class AffineMnist(Generated):
     """Digits shifted for training and mapped affinely for testing, like affNIST.
 
     This is not affNIST, but made in its manner, for the experiment of Sabour et al.
-    (2017), section 5.2: images have 12 pixels more than the digits, 40 x 40 for MNIST.
-    For training a digit is put anywhere on them, whole pixels away from where it was,
-    elsewhere in every epoch. For testing each digit is once rotated by up to 20 degrees
-    either way, sheared by up to 0.2 (pixels across for each pixel down), scaled by 0.8
-    to 1.2 across and down, and put anywhere where all of it is in the image. All
-    amounts are drawn uniformly. A digit too large for the image is put in the middle.
+    (2017), section 5.2. Images are 12 pixels higher and wider than the digits: 40 x 40
+    for MNIST. For training, a digit is shifted by whole pixels to any place in the
+    image, another one in every epoch. For testing, each digit gets one affine map: it
+    is rotated by up to 20 degrees either way, sheared by up to 0.2 (pixels across for
+    each pixel down), scaled by 0.8 to 1.2 across and down, and put at any place where
+    all of it is in the image. All amounts are drawn uniformly. A digit that is too
+    large for the image is put in the middle.
 
     A target is the label.
 
@@ -50,8 +51,8 @@ class AffineMnist(Generated):
 class ShiftedMnist(AffineMnist):
     """Digits shifted for training and for testing, as `AffineMnist` shifts them.
 
-    A network is trained on it as on `AffineMnist`. Tests on both tell the errors at
-    affine maps from those that it makes at shifts, which it has learned.
+    It trains a network as `AffineMnist` does. Tests on both separate a network's errors
+    at unseen affine maps from its errors at shifts, which it has learned.
 
     Args:
       base: the `Dataset` of digits.
@@ -69,7 +70,7 @@ class ShiftedMnist(AffineMnist):
 
 
 class _Changed(Samples):
-    """One part, with so many random numbers a sample."""
+    """The samples of one part, each made with `random_numbers` random numbers."""
 
     random_numbers = None
 
@@ -109,7 +110,7 @@ class _Mapped(_Changed):
 
 
 def _matrices(draws):
-    """Returns linear maps `[B, 2, 2]` of (x, y), of numbers from -1 to 1 `[B, 4]`."""
+    """Returns linear maps of (x, y), `[B, 2, 2]`, for draws from -1 to 1, `[B, 4]`."""
     angle, shear, across, down = tf.unstack(draws, axis=1)
     angle, shear = angle * math.radians(DEGREES), shear * SHEAR
     cos, sin = tf.cos(angle), tf.sin(angle)
@@ -128,19 +129,19 @@ def _middle(size):
 
 
 def _bounds(images, matrices, size):
-    """Returns the x and y `[B, 2]` between which an image's middle may come.
+    """Returns the lowest and the highest (x, y) for the middle of each image, `[B, 2]`.
 
-    No ink is outside of the larger image then. Where the upper ones are lower than the
-    lower ones, the ink does not fit.
+    Between them, all ink is inside of the larger image. If the highest is below the
+    lowest, the ink does not fit.
     """
     height, width = images.shape[1:3]
     x, y = tf.meshgrid(tf.range(width), tf.range(height))
     pixels = tf.cast(tf.stack([x, y], axis=-1), tf.float32) - _middle((height, width))
     places = tf.einsum("bij,hwj->bhwi", matrices, pixels)
     ink = tf.reduce_any(images > 0, axis=-1, keepdims=True)
-    # Without any ink the image's own middle is where the ink is.
+    # An image without any ink counts as inked everywhere.
     ink |= tf.logical_not(tf.reduce_any(ink, axis=(1, 2), keepdims=True))
-    # Between pixels an inked one fades until the next.
+    # Interpolation spreads the ink of a pixel until the next one.
     reach = tf.reduce_sum(tf.abs(matrices), axis=2) - 1
     far = tf.constant(math.inf)
     first = tf.reduce_min(tf.where(ink, places, far), axis=(1, 2)) - reach

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What a data set of arrays is, and what its arrays must be."""
+"""Data sets of arrays, and checks of the arrays."""
 
 import dataclasses
 import functools
@@ -15,9 +15,9 @@ from tf_capsops.data.samples import ArraySamples
 class Dataset:
     """Images `[N, H, W, C]`, float32 in [0, 1], and labels `[N]`, int32 from 0 on.
 
-    Or masks of classes, int32 `[N, H, W, 1]`, for images `[N, H, W, C]` or, with an
-    axis more in both, for volumes. `train` and `test` are the same as `Samples`, as
-    every data set has them; a target is the label or the mask.
+    There may be masks of classes instead of labels: int32 `[N, H, W, 1]` for images
+    `[N, H, W, C]`, or with one more axis in both for volumes. `train` and `test` give
+    the same as `Samples`, which every data set has; a target is the label or the mask.
 
     >>> from tf_capsops import data
     >>> images, labels = np.zeros([2, 8, 8, 1], np.float32), np.arange(2, dtype="int32")
@@ -32,7 +32,7 @@ class Dataset:
     x_test: np.ndarray
     y_test: np.ndarray
 
-    generated = False  # whether samples are random, those of training in every epoch
+    generated = False  # whether samples are random, in training anew in every epoch
     objects = 1  # classes that an image shows
 
     @property
@@ -46,7 +46,7 @@ class Dataset:
 
     @property
     def class_names(self):
-        """What the classes are called: their numbers, as text."""
+        """The names of the classes: their numbers, as text."""
         return [str(number) for number in range(self.num_classes)]
 
     @property
@@ -62,7 +62,7 @@ class Dataset:
         return ArraySamples(self.x_test, self.y_test)
 
     def held_out(self, rest, out):
-        """Returns a data set with training samples `rest`, judged by those of `out`."""
+        """Returns a data set of training samples: `rest` to train, `out` to test on."""
         return dataclasses.replace(
             self,
             x_train=self.x_train[rest],
@@ -118,9 +118,9 @@ def _images(name, images, mask_shape=None):
     """Returns images as a `Dataset` has them.
 
     Args:
-      name: of the array.
+      name: the array's name, for messages.
       images: the array.
-      mask_shape: that of the masks, which says whether these are volumes; None where
+      mask_shape: the shape of the masks, which shows whether there are volumes; None if
         there are labels.
     """
     axes = 4
@@ -162,7 +162,7 @@ def _images(name, images, mask_shape=None):
 
 
 def _remedy(top, low, high):
-    """Says how to scale images of other values."""
+    """Says how to scale images with values outside of the range."""
     if top == 1 and low >= 0 and 10 < high <= 255:
         return ": divide pixels from 0 to 255 by 255"
     return ": scale them to floating-point numbers from 0 to 1"

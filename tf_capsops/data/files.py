@@ -11,7 +11,7 @@ import numpy as np
 
 from tf_capsops.data import dataset
 
-# As MNIST's authors name them, and those of Fashion-MNIST.
+# File names of MNIST and of Fashion-MNIST.
 _IDX = {
     "x_train": "train-images-idx3-ubyte",
     "y_train": "train-labels-idx1-ubyte",
@@ -28,13 +28,13 @@ def read(path):
       A `Dataset`, named after the file or folder.
 
     Raises:
-      ValueError: if it does not hold what it must.
+      ValueError: if it does not hold such arrays.
     """
     return _folder(path) if os.path.isdir(path) else _npz(path)
 
 
 def has_idx(path):
-    """Whether a folder has one of the idx files; none in one that cannot be read."""
+    """Whether a folder has one of the idx files; False if it cannot be read."""
     try:
         names = os.listdir(path)
     except PermissionError:
@@ -63,9 +63,9 @@ def _idx(folder, name):
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except Exception as error:
-        # Damaged files raise whatever gzip and zlib do.
+        # For damaged files, gzip and zlib raise errors of many kinds.
         raise ValueError(f"{path.name} cannot be read: {error}") from error
-    # Two zeros, 8 for bytes, and how many sizes follow, as integers of four bytes.
+    # The header: two zeros, 8 for bytes, the rank, and each size in four bytes.
     rank = int(name[-7])
     start = 4 + 4 * rank
     shape = np.frombuffer(content[4:start], ">u4").tolist()
@@ -84,9 +84,9 @@ def _npz(path):
     try:
         file = np.load(path, allow_pickle=False)
     except Exception as error:
-        # Damaged directories raise whatever zipfile or NumPy does.
+        # For damaged directories, zipfile and NumPy raise errors of many kinds.
         raise ValueError(f"{path}: {error}") from error
-    if not isinstance(file, np.lib.npyio.NpzFile):  # an array, before an archive
+    if not isinstance(file, np.lib.npyio.NpzFile):  # an array in front of an archive
         raise ValueError(f"{path} is not an .npz file")
     try:
         with file:
@@ -116,8 +116,8 @@ def _array(file, name):
     try:
         array = file[name]
     except Exception as error:
-        # What is damaged, encrypted, absurdly large or pickled ends in an error of any
-        # module that reads it.
+        # Damaged, encrypted, absurdly large or pickled arrays raise errors of many
+        # kinds.
         text = str(error) or type(error).__name__
         if "Object arrays" in text:
             text = "it holds Python objects, perhaps images of different sizes"

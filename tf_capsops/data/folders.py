@@ -29,9 +29,9 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
 
     Args:
       folder: a path. Below it are `train` and `test`, each with a folder for every
-        class, or the classes' folders themselves. Not for training, `test` is enough.
+        class, or the classes' folders themselves. Without training, `test` is enough.
       test_share: how much of each class is for testing, where there is no `test`.
-      seed: an int, from which it follows which pictures these are.
+      seed: an int, which decides which pictures these are.
       class_names: the classes, in the order of their numbers; None for the folders'
         names in alphabetical order.
       skip_broken: whether to pass over files of other kinds.
@@ -40,11 +40,11 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
 
     Returns:
       The names of the classes, the `Part` for training, the `Part` for testing, the
-      share that is for testing (None where a folder says it), and the files that were
-      passed over.
+      share that is for testing (None if folders decide), and the files that were passed
+      over.
 
     Raises:
-      ValueError: if the folder is of another form; the message names file or folder.
+      ValueError: if the folder has another layout; the message names file or folder.
     """
     if test_share is not None and not 0 < test_share < 1:
         raise ValueError(f"load: test_share must be between 0 and 1, got {test_share}")
@@ -98,11 +98,11 @@ def find(folder, test_share, seed, class_names, skip_broken, training):
 
 
 def takes_for_class(folder, path):
-    """Whether `find` takes a folder at a path for one of pictures, in the folder."""
+    """Whether `find` would take a folder at `path` for a class of pictures."""
     halves = [pathlib.Path(folder) / half for half in ("train", "test")]
     has_halves = all(half.is_dir() for half in halves)
     path = pathlib.Path(path)
-    path = path.parent.resolve() / path.name  # which may become a link
+    path = path.parent.resolve() / path.name  # the last part may become a link
     for part in halves if has_halves else [pathlib.Path(folder)]:
         if part.resolve() in path.parents:
             below = path.relative_to(part.resolve()).parts
@@ -111,7 +111,7 @@ def takes_for_class(folder, path):
 
 
 def is_picture(path):
-    """Whether a file's name is that of a PNG or JPEG picture."""
+    """Whether a file has the suffix of a PNG or JPEG picture."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -129,7 +129,7 @@ def _folders(folder):
 
 
 def _classes(folder, skipped):
-    """Returns lists of pictures by the names of the folders that they are in."""
+    """Returns lists of pictures, by the name of their folder."""
     for path in visible(folder):
         if path.is_file() and is_picture(path):
             raise ValueError(
@@ -148,7 +148,7 @@ def _classes(folder, skipped):
 def _pictures(folder, skipped):
     """Returns the pictures of one class.
 
-    What is no picture goes to `skipped`, or is a ValueError where that is None.
+    Other files are added to `skipped`, or raise a ValueError if that is None.
     """
     pictures = []
     for path in visible(folder):
@@ -173,8 +173,8 @@ def _pictures(folder, skipped):
 def divided(folder, classes, share, seed):
     """Returns the pictures for training, and a share of each class for testing.
 
-    Whether a picture is for testing follows from the seed and from a checksum of its
-    name. So it hardly changes when others are added.
+    The pictures for testing are those with the smallest checksums of seed and name, so
+    the choice hardly changes when pictures are added.
     """
     trained, tested = {}, {}
     for name, paths in classes.items():

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What data sets have in common whose samples are generated from digits."""
+"""The base class of data sets that are generated from digits."""
 
 import abc
 import dataclasses
@@ -28,7 +28,7 @@ class Generated(abc.ABC):
 
     @abc.abstractmethod
     def _samples(self, images, labels, testing):
-        """Returns the `Samples` that are made of those digits."""
+        """Returns the `Samples` that are made of these digits."""
 
     @property
     def num_classes(self):
@@ -52,5 +52,5 @@ class Generated(abc.ABC):
         return self._samples(self.base.x_test, self.base.y_test, testing=1)
 
     def held_out(self, rest, out):
-        """Returns a data set made of other digits, both parts of those for training."""
+        """Returns a data set of training digits: `rest` to train, `out` to test on."""
         return dataclasses.replace(self, base=self.base.held_out(rest, out))

@@ -13,15 +13,15 @@ from tf_capsops import _console
 from tf_capsops.data import pairs, pictures
 from tf_capsops.data.samples import on_processor
 
-_PNG = b"\x89PNG\r\n\x1a\n"  # that a file begins with
-_DEPTH = 24  # the byte of a PNG file that has the bits of a channel
+_PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG file
+_DEPTH = 24  # the place of the byte in a PNG file with the number of bits per channel
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskedPictures(pictures.Pictures):
     """`Pictures` whose targets are masks, int32 `[B, H, W, 1]`.
 
-    The classes are called by their greys in the masks. The first is the background.
+    The classes are named after their greys in the masks. The first is the background.
     """
 
     has_masks = True
@@ -31,10 +31,10 @@ class MaskedSamples(pictures.PictureSamples):
     """Pictures and masks by the paths of their files.
 
     Args:
-      paths: of the pictures' files.
-      masks: of their masks' files.
+      paths: the paths of the pictures.
+      masks: the paths of their masks.
       image_shape: (height, width, channels) that the pictures are converted to.
-      orientations: of the pictures, as `pictures.look_at` returns them.
+      orientations: how the pictures are turned, as `pictures.look_at` returns it.
       classes: the number of the class of each grey, `[256]`.
     """
 
@@ -81,15 +81,15 @@ def load(
     class_names=None,
     training=True,
 ):
-    """Returns the `MaskedPictures` of a folder, after a look at each of them.
+    """Returns the `MaskedPictures` of a folder, after a check of each file.
 
-    Args: as those of `tf_capsops.data.load`.
+    Args: as for `tf_capsops.data.load`.
 
     Raises:
-      ValueError: if the folder is of another form, a picture has no mask, a file is no
-        picture, a mask is no grey PNG of 8 bits, sizes or colors differ and no option
-        says what to convert them to, or the masks have one class; the message names the
-        file or folder.
+      ValueError: if the folder has another layout, a picture has no mask, a file is no
+        picture, a mask is no grey PNG of at most 8 bits, sizes or colors differ and no
+        option says what to convert them to, or the masks have one class; the message
+        names the file or folder.
     """
     image_size = pictures.checked_size(image_size, color_mode)
     kind = pairs.PICTURES
@@ -176,7 +176,7 @@ def _greys_of(path):
 
 
 def like(path, classes):
-    """Returns classes `[H, W]` in the size of a picture, that of the nearest pixel."""
+    """Resizes classes `[H, W]` to the size of a picture, taking the nearest pixels."""
     with tf.device("CPU:0"):
         (shape,), _ = pictures.look_at([path])
         return _resized(classes[..., np.newaxis], shape[:2]).numpy()[..., 0]

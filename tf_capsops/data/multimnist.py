@@ -15,7 +15,7 @@ SHIFT = 4  # pixels, up, down, left and right
 
 
 class Paired(Generated):
-    """Samples of two digits of different classes, for which a part needs two classes.
+    """Samples of two digits of different classes; each part needs two classes or more.
 
     Args:
       base: the `Dataset` of single digits.
@@ -36,11 +36,11 @@ class MultiMnist(Paired):
     """MultiMNIST of Sabour et al. (2017), section 6, generated from digits.
 
     An image is the sum of two digits of different classes, clipped to 1. Each digit is
-    shifted by up to 4 pixels in each direction, on a canvas of 8 pixels more than its
-    own, 36 x 36 for MNIST. Every digit is the first of one pair an epoch; the second is
-    any digit of another class, of the same part, training or test. A thousand epochs
-    have as many pairs as the paper's set, nearly all different. The test pairs are
-    always those of epoch 0.
+    shifted by up to 4 pixels in each direction, on a canvas that is 8 pixels higher and
+    wider: 36 x 36 for MNIST. In every epoch, each digit is the first of one pair; the
+    second is a random digit of another class from the same part, training or test. A
+    thousand epochs have as many pairs as the paper's set, nearly all different. The
+    test pairs are always those of epoch 0.
 
     A target is a dict: `"lengths"`, `[B, num_classes]` with a 1 for each of the two
     classes, and `"reconstruction"`, `[B, 2, H, W, C]`, the two digits each by itself,
@@ -74,7 +74,8 @@ class Pairs(Samples):
     """The pairs of one part; `labels` are the classes of their first digits.
 
     Attributes:
-      random_numbers: how many a sample is made with; the first one chooses the pair.
+      random_numbers: how many random numbers a sample takes; the first one chooses the
+        second digit.
     """
 
     random_numbers = None
@@ -115,10 +116,10 @@ class Pairs(Samples):
         """
 
     def _partners(self, indices, draws):
-        """Returns for each digit the number of one of another class, any as likely."""
+        """Returns the number of a random digit of another class for each digit."""
         label = tf.gather(self._labels, indices)
         same, start = tf.gather(self._counts, label), tf.gather(self._starts, label)
-        # In float64, where the product stays below the number of others.
+        # In float64, the product stays below the number of others.
         others = tf.cast(len(self) - same, tf.float64)
         rank = tf.cast(tf.cast(draws[:, 0], tf.float64) * others, tf.int64)
         rank += tf.where(rank >= start, same, 0)

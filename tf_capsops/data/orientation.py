@@ -1,24 +1,24 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Turns pictures upright, as cameras ask for it.
+"""Turns pictures upright, as the Exif part of a JPEG file says.
 
-A camera that is held upright writes the rows of its sensor as they are, and in the Exif
-part of the JPEG file how to turn them. TensorFlow decodes the rows.
+A camera stores the rows of its sensor as they are, however it is held, and notes in the
+Exif part how to turn them. TensorFlow decodes the rows without turning them.
 """
 
 import tensorflow as tf
 
-HEADER = 1 << 17  # bytes of a file in which its Exif part begins and ends
+HEADER = 1 << 17  # The Exif part is within so many bytes at the beginning of a file.
 _START, _EXIF, _SCAN = 0xD8, 0xE1, 0xDA  # markers of a JPEG file
 _ORIENTATION = 0x0112  # the tag of TIFF
-# The orientations of which the rows and the columns, after 5 to 8 have exchanged them,
-# are in the opposite order.
+# Orientations with the rows, and orientations with the columns, in the opposite order
+# (for 5 to 8, after rows and columns have been exchanged).
 _FLIPPED = (3, 4, 7, 8), (2, 3, 6, 7)
 _ORDERS = {b"II": "little", b"MM": "big"}
 
 
 def upright(picture, number):
-    """Returns a picture `[H, W, C]` as it is to be seen.
+    """Returns a picture `[H, W, C]` turned upright.
 
     Args:
       picture: decoded from a file.
@@ -46,11 +46,11 @@ def of_file(path):
 def orientation(contents):
     """Returns how Exif says that a JPEG picture is turned, from 1 (not at all) to 8.
 
-    The numbers are those of TIFF 6.0. Files of other formats are not turned, nor those
-    that do not say.
+    The numbers are those of TIFF 6.0. Files of other formats, and files without this
+    entry, are not turned.
 
     Args:
-      contents: of a file, as bytes, or the beginning.
+      contents: the bytes of a file, or its first `HEADER` bytes.
     """
     if contents[:2] != bytes([0xFF, _START]):
         return 1

@@ -9,18 +9,18 @@ import numpy as np
 
 from tf_capsops.data import folders
 
-VALUES = 256  # that a mask may have
+VALUES = 256  # number of values that a mask may have
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Files of images.
+    """A kind of image files.
 
     Args:
-      name: of one, such as `"picture"`.
-      form: the same with its format.
-      suffixes: of their names, in lower case.
-      value: the name of a number in a mask.
+      name: the word for one image, such as `"picture"`.
+      form: the word with the format.
+      suffixes: suffixes of the files' names, in lower case.
+      value: the word for a number in a mask.
     """
 
     name: str
@@ -65,7 +65,7 @@ def check(folder):
 
 
 def _parts(folder):
-    """Returns where images may be: in the folder itself, or else in its halves."""
+    """Returns the folders where images may be: the folder itself, and its halves."""
     folder = pathlib.Path(folder)
     return [folder, *_halves(folder)]
 
@@ -77,11 +77,11 @@ def _halves(folder):
 
 
 def find(kind, folder, seed, test_share, training):
-    """Returns pairs of paths for training and for testing, and the share of these.
+    """Returns pairs of paths for training and for testing, and the share for testing.
 
     Args:
       kind: a `Kind`.
-      folder, seed, test_share, training: as those of `tf_capsops.data.load`.
+      folder, seed, test_share, training: as for `tf_capsops.data.load`.
 
     Raises:
       ValueError: if there are none, an image has no mask, or a file is of another kind;
@@ -145,9 +145,9 @@ def check_parts(folder, kind, is_good, is_training, training):
     """Raises a ValueError if a part that is wanted has only broken pairs.
 
     Args:
-      folder: where they are.
+      folder: the folder of the pairs.
       kind: a `Kind`.
-      is_good, is_training: of each pair.
+      is_good, is_training: arrays with a bool for each pair.
       training: whether pairs for training are wanted.
     """
     for purpose, part in (("training", is_training), ("testing", ~is_training)):
@@ -162,12 +162,12 @@ def classes(kind, folder, trained, tested, class_names, values_of):
 
     Args:
       kind: a `Kind`.
-      folder: where the masks are.
-      trained: the paths of those for training.
-      tested: the paths of those for testing.
-      class_names: those that the network knows; None for the values that the masks for
-        training have, or those for testing where there are no others.
-      values_of: a function from a path to the values that a mask has.
+      folder: the folder of the masks.
+      trained: the paths of the masks for training.
+      tested: the paths of the masks for testing.
+      class_names: the classes that the network knows; None for the values of the masks
+        for training, or of the masks for testing if there are no others.
+      values_of: a function that returns the values of the mask at a path.
 
     Raises:
       ValueError: if there is one value, or one that the network does not know.

@@ -16,25 +16,25 @@ from tf_capsops.data.samples import Samples, on_processor
 from tf_capsops.untuned import untuned
 
 COLOR_MODES = {"grayscale": 1, "rgb": 3}  # channels, by the names that Keras has
-_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue in grey, as JPEG has them
+_WEIGHTS = (0.299, 0.587, 0.114)  # shares of red, green and blue in grey, as in JPEG
 
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """A folder of pictures, of which a batch at a time is in memory.
+    """A folder of pictures that are read one batch at a time.
 
     `train` and `test` are `Samples`, as every data set has them: images `[B, H, W, C]`,
     float32 in [0, 1], and a target is the number of the class. `tf_capsops.data.load`
     makes it.
 
     Args:
-      name: the folder's.
-      class_names: what the folders of the classes are called.
+      name: the folder's name.
+      class_names: the names of the classes' folders.
       image_shape: (height, width, channels) of the images.
       train: the `Samples` for training.
       test: the `Samples` for testing.
       skipped: the files that were passed over because they are no pictures.
-      options: those of `tf_capsops.data.load` that give the same again.
+      options: options of `tf_capsops.data.load` that load the same data set again.
 
     >>> import pathlib, tempfile
     >>> import tensorflow as tf
@@ -67,7 +67,7 @@ class Pictures:
         return len(self.class_names)
 
     def held_out(self, rest, out):
-        """Returns a data set with training samples `rest`, judged by those of `out`."""
+        """Returns a data set of training samples: `rest` to train, `out` to test on."""
         train, test = self.train.only(rest), self.train.only(out)
         return dataclasses.replace(self, train=train, test=test)
 
@@ -76,11 +76,12 @@ class PictureSamples(Samples):
     """Pictures by the paths of their files; a target is the label.
 
     Args:
-      paths: of the files.
-      labels: as many class numbers.
+      paths: the paths of the files.
+      labels: the class number of each.
       image_shape: (height, width, channels) that they are converted to.
-      orientations: of the pictures, as `look_at` returns them. They are not read with
-        the pictures: TensorFlow cannot, and Python would do one picture at a time.
+      orientations: how the pictures are turned, as `look_at` returns it. This is not
+        read with the pictures: TensorFlow cannot do so, and Python would read one
+        picture at a time.
     """
 
     def __init__(self, paths, labels, image_shape, orientations):
@@ -125,14 +126,14 @@ def load(
     class_names=None,
     training=True,
 ):
-    """Returns the `Pictures` of a folder, after a look at each of them.
+    """Returns the `Pictures` of a folder, after a check of each file.
 
-    Args: as those of `tf_capsops.data.load`.
+    Args: as for `tf_capsops.data.load`.
 
     Raises:
-      ValueError: if the folder is of another form, a file is no picture, or the
-        pictures differ in size or colour and there is no option that says what to
-        convert them to; the message names the file or folder.
+      ValueError: if the folder has another layout, a file is no picture, or the
+        pictures differ in size or colour and no option says what to convert them to;
+        the message names the file or folder.
     """
     image_size = checked_size(image_size, color_mode)
     names, trained, tested, share, skipped = folders.find(
@@ -167,7 +168,7 @@ def read_pictures(paths, image_shape):
     """Reads pictures as a network takes them.
 
     Args:
-      paths: of PNG or JPEG files.
+      paths: the paths of PNG or JPEG files.
       image_shape: (height, width, channels): each is resized to this height and width,
         and converted to grey for 1 channel and to colour for 3.
 
@@ -209,8 +210,8 @@ def decoded(path, number, image_shape):
     Args:
       path: a string tensor.
       number: the picture's orientation.
-      image_shape: (height, width, channels); a height and width of None are those of
-        the picture.
+      image_shape: (height, width, channels); with None for height and width, the
+        picture keeps its size.
     """
     *size, channels = image_shape
     picture = orientation.upright(_pixels(tf.io.read_file(path)), number)
@@ -219,7 +220,7 @@ def decoded(path, number, image_shape):
         return picture / 255
 
     def resized():
-        # Averages where a picture is made smaller, as Keras' own loader does not.
+        # Averages pixels if a picture gets smaller; Keras' own loader does not.
         return tf.image.resize(picture, size, antialias=True)
 
     fits = tf.reduce_all(tf.equal(tf.shape(picture)[:2], size))
@@ -228,7 +229,7 @@ def decoded(path, number, image_shape):
 
 
 def _pixels(contents):
-    """Returns what a picture's file has, uint8 `[H, W, C]`, as it was written."""
+    """Returns the pixels of a picture's file, uint8 `[H, W, C]`, not turned."""
     return tf.io.decode_image(contents, expand_animations=False)
 
 
@@ -252,10 +253,10 @@ def look_at(paths):
     """Returns height, width and channels of pictures, upright, and their orientations.
 
     Args:
-      paths: of the files.
+      paths: the paths of the files.
 
     Returns:
-      NumPy arrays `[N, 3]` and `[N]`, zeros where a file is broken.
+      NumPy arrays `[N, 3]` and `[N]`, with zeros for broken files.
     """
 
     def look(index, path):
@@ -308,7 +309,7 @@ def _check_classes(paths, labels, is_training, good):
 
 
 def checked_size(image_size, color_mode):
-    """Returns (height, width) or None; refuses what `load` cannot convert to."""
+    """Returns (height, width) or None; raises a ValueError if an option is wrong."""
     if color_mode is not None and color_mode not in COLOR_MODES:
         raise ValueError(
             f"load: color_mode must be {' or '.join(COLOR_MODES)}, got {color_mode!r}"
@@ -330,7 +331,7 @@ def image_shape(paths, shapes, size, color_mode):
 
 
 def _same(paths, values, option, form):
-    """Returns the row that all rows of `values` are.
+    """Returns the row that all rows of `values` equal.
 
     Raises:
       ValueError: if they differ; the message names two files and an option.

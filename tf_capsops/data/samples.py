@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbered samples: those of arrays, and how generated ones are numbered."""
+"""Numbered samples, and functions to draw random numbers and to move images."""
 
 import abc
 
@@ -10,14 +10,14 @@ from tf_capsops.untuned import untuned
 
 
 class Samples(abc.ABC):
-    """Images with their targets, by number, of which any can be taken at any time.
+    """Numbered images with their targets; any of them can be taken at any time.
 
-    A generated sample follows from the seed, the epoch and its number, whatever was
-    taken before; nothing that was generated is kept.
+    A generated sample depends on the seed, the epoch and its number alone, and not on
+    samples taken before; no generated sample is kept.
 
     Attributes:
-      labels: int32 `[N]`, a class that each image shows: the highest of a mask in an
-        array, and 0 where the masks are files.
+      labels: int32 `[N]`, a class that each image shows: the highest class of its mask
+        if masks are in an array, and 0 if masks are files.
 
     >>> from tf_capsops import data
     >>> tests = data.load("digits").test
@@ -45,23 +45,23 @@ class Samples(abc.ABC):
 
     @abc.abstractmethod
     def make(self, indices, draws):
-        """Makes samples, on a processor, in a graph or without.
+        """Makes samples on the CPU, in a graph or eagerly.
 
         Args:
-          indices: their numbers, `[B]`.
+          indices: the samples' numbers, `[B]`.
           draws: the rows of `draws(epoch)` with these numbers, `[B, K]`.
 
         Returns:
-          Images `[B, H, W, C]` or volumes `[B, D, H, W, C]`, and their targets, as a
-          data set's class says.
+          Images `[B, H, W, C]` or volumes `[B, D, H, W, C]`, and their targets, which
+          the class of the data set describes.
         """
 
     def targets(self, indices, draws):
-        """Returns the targets alone that `make` returns, without images from files."""
+        """Returns only the targets that `make` returns, without reading image files."""
         return self.make(indices, draws)[1]
 
     def take(self, indices, epoch=0):
-        """Returns what `make` does of the samples with these numbers, `[B]`."""
+        """Returns images and targets of the samples with these numbers, `[B]`."""
         with tf.device("CPU:0"):
             return self.make(indices, tf.gather(self.draws(epoch), indices))
 
@@ -94,7 +94,7 @@ class ArraySamples(Samples):
 
 
 def on_processor(*arrays):
-    """Returns arrays as tensors in the processor's memory."""
+    """Returns arrays as tensors in the CPU's memory."""
     with tf.device("CPU:0"):
         return [tf.constant(array) for array in arrays]
 
@@ -103,7 +103,7 @@ def uniform(shape, seed, part, epoch):
     """Returns random numbers from 0 to less than 1, the same ones on every machine.
 
     Args:
-      shape: how many.
+      shape: the shape of the result.
       seed: a data set's seed.
       part: 0 for training and 1 for testing.
       epoch: an int or a scalar tensor of integers.
@@ -117,15 +117,16 @@ def warp(images, transforms, size, interpolation="BILINEAR"):
 
     Args:
       images: `[B, H, W, C]`.
-      transforms: `[B, 2, 3]`: takes (x, y, 1) of a pixel of the result to the x and y
+      transforms: `[B, 2, 3]`: maps (x, y, 1) of a pixel of the result to the x and y
         that it comes from.
       size: (height, width) of the result.
-      interpolation: between pixels, `"BILINEAR"`, or `"NEAREST"` for masks.
+      interpolation: `"BILINEAR"`, or `"NEAREST"` for masks.
     """
     flat = tf.reshape(transforms, [-1, 6])
     warped = tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
-        # Its last entry is 1 and left out, as are two zeros: no perspective.
+        # The op takes a 3 x 3 matrix without its last entry, which is 1. The two zeros
+        # of its last row mean no perspective.
         transforms=tf.pad(flat, [[0, 0], [0, 2]]),
         output_shape=size,
         fill_value=0.0,
@@ -140,11 +141,11 @@ def place(images, corners, size):
 
     Args:
       images: `[B, H, W, C]`.
-      corners: where their first rows and columns come, `[B, 2]`, whole numbers.
+      corners: the places of their first rows and columns, `[B, 2]`, whole numbers.
       size: (height, width) of the result.
     """
-    # As products with matrices of zeros and ones, which is exact, and costs less than
-    # half of what gathering or a transform does.
+    # Multiplies by matrices of zeros and ones. This is exact, and costs less than half
+    # as much as gathering or a transform.
     (height, width), corners = images.shape[1:3], tf.cast(corners, tf.int32)
     down = tf.one_hot(corners[:, :1] + tf.range(height), size[0], axis=1)
     across = tf.one_hot(corners[:, 1:] + tf.range(width), size[1])

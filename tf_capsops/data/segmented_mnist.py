@@ -13,18 +13,18 @@ from tf_capsops.data.samples import place
 MARGIN = 4  # pixels around a digit in the middle, at least
 MULTIPLE = 8  # of pixels: three layers may halve the height and width
 FRAMES = 16
-INK = 0.5  # at which a pixel belongs to a digit
+INK = 0.5  # the smallest value of a pixel that belongs to a digit
 
 
 @dataclasses.dataclass(frozen=True)
 class SegmentedMnist(Paired):
     """Two overlapping digits, and the class of each pixel.
 
-    The pairs are drawn as those of `MultiMnist`. Each digit is put anywhere on an image
-    that is at least 8 pixels higher and wider than the digit, and whose height and
-    width are multiples of 8: 40 x 40 for MNIST. A pixel of the image is the larger one
-    of both digits' pixels there, and belongs to that digit if it is 0.5 or more.
-    Everything else is background.
+    The pairs are drawn as those of `MultiMnist`. Each digit is put at a random place in
+    an image that is at least 8 pixels higher and wider than the digit, and has a height
+    and a width that are multiples of 8: 40 x 40 for MNIST. A pixel of the image is the
+    larger one of both digits' pixels there, and belongs to that digit if it is 0.5 or
+    more. Everything else is background.
 
     A target is a mask of classes, int32 `[B, H, W, 1]`: 0 is the background, and class
     `k` of the digits is `k + 1`.
@@ -88,11 +88,11 @@ class SegmentedMnist(Paired):
 class MovingMnist(SegmentedMnist):
     """Volumes in which two digits move, and the class of each voxel.
 
-    In the manner of Moving MNIST (Srivastava, Mansimov and Salakhutdinov, 2015), with
-    straight ways: each digit has a place in the first of 16 frames and another in the
-    last, both drawn as the places of `SegmentedMnist`, and goes from one to the other
-    at a constant speed, by whole pixels. Images and masks of a frame are those of
-    `SegmentedMnist`.
+    They are made in the manner of Moving MNIST (Srivastava, Mansimov and Salakhutdinov,
+    2015), with straight paths. Each digit has a place in the first of 16 frames and
+    another in the last, both drawn as the places of `SegmentedMnist`. It moves from one
+    to the other at a constant speed, rounded to whole pixels. Images and masks of a
+    frame are those of `SegmentedMnist`.
 
     Volumes are `[B, 16, H, W, C]`, and a target is a mask of classes, int32
     `[B, 16, H, W, 1]`.
@@ -100,7 +100,7 @@ class MovingMnist(SegmentedMnist):
     Args:
       base: the `Dataset` of single digits.
       seed: an int, from which all samples follow.
-      image_size: that of a frame, as for `SegmentedMnist`.
+      image_size: the size of a frame, as for `SegmentedMnist`.
 
     Raises:
       ValueError: if a part of `base` has fewer than two classes, or a digit is larger
@@ -153,7 +153,7 @@ class _Masked(Pairs):
         return self._places(draws)[:, :, tf.newaxis]
 
     def _places(self, draws):
-        """Returns corners `[B, 2, 2]` of numbers from 0 to less than 1, `[B, 4]`."""
+        """Returns corners `[B, 2, 2]` for draws from 0 to less than 1, `[B, 4]`."""
         return tf.floor(tf.reshape(draws, [-1, 2, 2]) * (self._room + 1))
 
 

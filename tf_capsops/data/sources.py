@@ -45,19 +45,19 @@ def load(source, seed=0, **options):
         * `"multimnist"`, `"affine_mnist"`, `"shifted_mnist"`, `"segmented_mnist"` or
           `"moving_mnist"`, made from MNIST, or from any of the above with
           `"multimnist:FILE.npz"`.
-      seed: an int, from which follow generated samples, and which pictures are for
+      seed: an int, which decides on generated samples, and on the pictures that are for
         testing.
-      **options: for folders of pictures alone, but for the first:
+      **options: all but `image_size` are only for folders of pictures:
 
         * `image_size`: (height, width) that pictures are resized to, without regard to
           their proportions; (depth, height, width) that volumes are cut or padded to,
-          about the middle; None for their own, if they all have the same. Of images of
-          `"segmented_mnist"` and frames of `"moving_mnist"`, whose digits keep their
-          size;
+          about the middle; None for their own, if they all have the same. Also the size
+          of images of `"segmented_mnist"` and of frames of `"moving_mnist"`, in which
+          digits keep their size;
         * `color_mode`: `"rgb"` or `"grayscale"`, which pictures are converted to; None
           for what they are, if they all are the same. An alpha channel is dropped;
         * `test_share`: how much of each class is for testing, where the folder has no
-          `train` and `test`; None for 0.2. It is the same pictures each time;
+          `train` and `test`; None for 0.2. The pictures are the same each time;
         * `skip_broken`: True to leave out, with a warning, files that are no pictures;
         * `class_names`: the classes, in the order of their numbers, of which the folder
           may lack some; None for the names of the folders in alphabetical order;
@@ -70,7 +70,7 @@ def load(source, seed=0, **options):
 
     Raises:
       ValueError: if a file does not hold such arrays, a download fails, or a folder of
-        pictures is not as it must be; the message names the file or folder at fault.
+        pictures has another layout; the message names the file or folder at fault.
       FileNotFoundError: if there is no such file.
       ImportError: if the folder has NIfTI volumes, and nibabel is not installed.
 
@@ -184,7 +184,7 @@ def _downloaded(name, before):
     try:
         (x_train, y_train), (x_test, y_test) = module.load_data()
     except Exception as error:
-        # Keras raises a bare Exception where a download fails.
+        # Keras raises a bare Exception if a download fails.
         raise ValueError(
             f"{name} could not be downloaded ({error}); without a network, give the "
             f"file itself: --data {before}FILE.npz with x_train, y_train, x_test and "

@@ -18,7 +18,7 @@ from tf_capsops.data.samples import Samples, on_processor
 # the patient to the left, as radiologists look at them.
 _AXES = "LPS"
 _RANGE = 0.5, 99.5  # percentiles that become 0 and 1, so that outliers do not count
-_APART = 0.1  # voxels that a mask may be away from its volume, for rounding
+_APART = 0.1  # Rounding may move a mask by so many voxels against its volume.
 
 
 class VolumeError(ValueError):
@@ -35,8 +35,8 @@ class VolumeSamples(Samples):
     """Volumes and masks by the paths of their files.
 
     Args:
-      paths: of the volumes' files.
-      masks: of their masks' files.
+      paths: the paths of the volumes.
+      masks: the paths of their masks.
       image_shape: (depth, height, width, channels) to which volumes are cut or padded.
       classes: the number of the class of each value in a mask, `[256]`.
     """
@@ -82,13 +82,13 @@ def load(
     class_names=None,
     training=True,
 ):
-    """Returns the `MaskedPictures` of a folder of volumes, after a look at each header.
+    """Returns the `MaskedPictures` of a folder of volumes, after reading each header.
 
-    Args: as those of `tf_capsops.data.load`; image_size is (depth, height, width).
+    Args: as for `tf_capsops.data.load`; image_size is (depth, height, width).
 
     Raises:
-      ValueError: if the folder is of another form, a volume has no mask or one that
-        lies elsewhere, a file is no volume, sizes differ and there is no image_size, or
+      ValueError: if the folder has another layout, a volume has no mask or one at
+        another place, a file is no volume, sizes differ and there is no image_size, or
         masks have other values than integers from 0 to 255; the message names the file
         or folder.
       ImportError: if nibabel is not installed.
@@ -133,12 +133,12 @@ def _image_shape(known, size):
     """Returns the (depth, height, width, channels) of all volumes.
 
     Args:
-      known: of each, the paths of volume and mask, and the `_grid` of both.
+      known: for each pair, the paths of volume and mask, and the `_grid` of both.
       size: (depth, height, width) that they are cut or padded to, or None.
 
     Raises:
-      ValueError: if they differ, or those of a volume and its mask, or these are not
-        in one place.
+      ValueError: if volumes differ in shape, or if a volume and its mask differ in
+        shape or place.
     """
     (first, _), ((start, _), _) = known[0]
     for (volume, mask), ((shape, place), (masked, other)) in known:
@@ -146,7 +146,7 @@ def _image_shape(known, size):
             raise ValueError(
                 f"{mask} has {_voxels(masked)}, and {volume} has {_voxels(shape)}"
             )
-        # No corner of the mask may be elsewhere.
+        # The corners of the mask must be at the corners of the volume.
         corners = np.array([*np.ndindex(2, 2, 2)]) * shape[-2::-1]
         corners = np.c_[corners, np.ones(len(corners))].T
         apart = np.linalg.solve(place, other @ corners) - corners
@@ -173,7 +173,7 @@ def read_volume(path):
     """Reads a NIfTI volume as a network takes it.
 
     Args:
-      path: of a `.nii` or `.nii.gz` file. A fourth axis has channels.
+      path: the path of a `.nii` or `.nii.gz` file. A fourth axis has channels.
 
     Returns:
       A NumPy array `[D, H, W, C]`, float32 in [0, 1]: slices from the feet to the head,
@@ -196,7 +196,7 @@ def read_volume(path):
     """
     volume = np.nan_to_num(np.asarray(_oriented(path), np.float32))
     low, high = np.percentile(volume, _RANGE, axis=(0, 1, 2))
-    # Objects may be so small that they are above the last percentile.
+    # If percentiles are equal, as around a small object, take the whole range.
     rare = high <= low
     low = np.where(rare, volume.min(axis=(0, 1, 2)), low)
     high = np.where(rare, volume.max(axis=(0, 1, 2)), high)
@@ -205,10 +205,10 @@ def read_volume(path):
 
 
 def write_mask(path, values, like):
-    """Writes a mask of the place and the orientation of a volume.
+    """Writes a mask with the place and the orientation of a volume.
 
     Args:
-      path: of a `.nii` or `.nii.gz` file.
+      path: the path of a `.nii` or `.nii.gz` file.
       values: uint8 `[D, H, W]`, as `read_volume` arranges the volume.
       like: the path of the volume.
     """
@@ -219,7 +219,7 @@ def write_mask(path, values, like):
     values = nibabel.apply_orientation(np.transpose(values), turn)
     header = source.header.copy()
     header.set_data_dtype(np.uint8)
-    header["cal_max"] = header["cal_min"] = 0  # the volume's, for display
+    header["cal_max"] = header["cal_min"] = 0  # drops the volume's display range
     nibabel.save(type(source)(values, source.affine, header), path)
 
 
@@ -240,7 +240,7 @@ def library():
 
 
 def _opened(path):
-    """Returns nibabel's image of a file, whose voxels are not read yet."""
+    """Returns nibabel's image of a file, without reading its voxels."""
     nibabel = library()
     if not os.path.isfile(path):
         raise VolumeError(f"there is no file {path}")
@@ -309,7 +309,7 @@ def _mask(path):
 
 
 def _mapped(read, paths, form):
-    """Returns what `read` reads from files, of a form to which it is cut or padded."""
+    """Reads files with `read`, and cuts and pads the results to the shape of `form`."""
 
     def fitted(path):
         return _fitted(read(os.fsdecode(np.asarray(path).item())), form.shape[:-1])

@@ -21,10 +21,10 @@ def check(args):
 
 
 def run(args):
-    """Quantizes as a recipe has it, after the network's own training.
+    """Quantizes a network by a recipe, after training it unless a run has done so.
 
-    A training that was stopped goes on. The quantization begins anew; `--resume` goes
-    on with one that was stopped.
+    A stopped training is resumed. The quantization always begins anew; use `--resume`
+    to go on with a stopped one.
 
     Raises:
       CommandError: if another process is training the network.

@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes: everything that a published result is trained with, under one name.
 
-A name says what is trained and on what. The first part is a `--model`, or one with its
-preset, as `p_capsnet_tiny`; `em` or `vb`, the rules by which matrix_capsnet routes; or
-`inq` and a number of bits, for a capsnet that is quantized after its training, with
-`a8` if its activations have 8 bits and each output channel a code book of its own. The
-second part is a `--data`.
+A name such as `p_capsnet_tiny-mnist` has two parts. The second one is a `--data`. The
+first one is
+
+* a `--model`, or a model with its preset, such as `p_capsnet_tiny`;
+* `em` or `vb`, the rules by which matrix_capsnet routes;
+* or `inq` and a number of bits, for a capsnet that is quantized after its training. It
+  ends with `a8` if activations have 8 bits and each output channel its own code book.
 """
 
 import dataclasses
@@ -18,9 +20,10 @@ from tf_capsops.errors import CommandError, suggestion
 
 _SABOUR = "Sabour et al. 2017"
 
-# The shares of the weights that `quantize` fixes, step by step: those of Zhou et al.
-# (2017), "Incremental Network Quantization", where fewer bits take more and smaller
-# steps. 0.99, and 0.975 from 3 bits on, are ours: nothing makes up for the last step.
+# The shares of the weights that `quantize` has fixed after each step, from Zhou et al.
+# (2017), "Incremental Network Quantization": fewer bits take more and smaller steps. We
+# added 0.99, and 0.975 for 3 and 4 bits, because no free weights are left to make up
+# for the last step.
 _QUANTIZATION_STEPS = {
     2: [0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99, 1.0],
     3: [0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975, 0.99, 1.0],
@@ -28,13 +31,13 @@ _QUANTIZATION_STEPS = {
 }
 
 
-# Fields of a recipe that are options of `quantize`, beside the bits of weights.
+# Fields of a recipe that are options of `quantize`, apart from the bits of weights.
 QUANTIZED_WITH = ("activation_bits", "per_channel", "straight_through")
 
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """A published test error, such as "0.25%", and where it stands."""
+    """A published test error, such as "0.25%", and its source."""
 
     error: str
     source: str
@@ -42,16 +45,18 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A preset, what it is trained on, and what the recipe changes in the preset.
+    """A preset, the data to train it on, and changes to the preset.
 
     Attributes:
       data: a name that `--data` takes.
       model: a network of `presets.PRESETS`, and `preset` one of its presets.
       routing: the rule of matrix_capsnet.
       changes: fields of the preset; entries of `network` are added to those it has.
-      paper: the error of one network; `ensemble` that of several which vote.
-      bits: of a weight, where another recipe's network, `trained`, is quantized, with
-        the options of `quantize` that are in `QUANTIZED_WITH`.
+      paper: the paper's error of one network.
+      ensemble: the paper's error of several networks that vote.
+      votes: whether the networks of several seeds vote in the report.
+      bits: bits of a weight, if the recipe quantizes the network of another recipe. The
+        other recipe is `trained`, and `QUANTIZED_WITH` names further options.
     """
 
     data: str
@@ -77,9 +82,9 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a data set must be like, by which a file of another one is told.
+    """Properties of a data set, which tell it from files of other data.
 
-    One that is a `folder` is where `--data` says, or the folder of its name.
+    A `folder` is the one that `--data` names, or else the folder of the data's name.
     """
 
     image_shape: tuple
@@ -100,18 +105,18 @@ DATA = {
     "affine_mnist": Data((40, 40, 1), 10, 60_000, 10_000, _MNIST_LICENSE, True),
     "segmented_mnist": Data((40, 40, 1), 11, 60_000, 10_000, _MNIST_LICENSE, True),
     "moving_mnist": Data((16, 40, 40, 1), 11, 60_000, 10_000, _MNIST_LICENSE, True),
-    # CIFAR-10 as JPEG files in folders of classes below train/ and test/: what their
-    # compression loses, no network sees.
+    # CIFAR-10 as JPEG files in folders of classes below train/ and test/. Networks do
+    # not see what the compression loses.
     "cifar10_jpeg": Data((32, 32, 3), 10, 50_000, 10_000, "not stated", folder=True),
 }
 
 # Generated images are shifted as their data set says, and no further.
 _GENERATED = {"distortion": presets.Distortion()}
-# With pooling, and units for as many parameters as the capsnet has.
+# A convnet with pooling, and with as many parameters as the capsnet has.
 _PLAIN = {"pool_size": 2, "units": (3258, 192)}
 
 
-# The networks for small photographs, each by its recipe's name, and one budget.
+# The networks for small photographs by the names of their recipes, and their budget.
 _PHOTOGRAPHS = {
     "capsnet": ("capsnet", "sabour"),
     "p_capsnet": ("p_capsnet", "compact"),
@@ -191,7 +196,7 @@ RECIPES = {
         "matrix_capsnet",
         "compact",
         routing="em",
-        # The authors' code turns as far, and shifts by cutting at random.
+        # The authors' code turns images as far, and shifts them by random crops.
         changes={"epochs": 40, "distortion": presets.Distortion(2.0, 15.0)},
         paper=Paper("0.44%", "Hinton et al. 2018, section 5"),
     ),
@@ -264,11 +269,11 @@ def find(name, argument="--recipe"):
     """Returns the recipe of a name.
 
     Args:
-      name: what the command line has.
-      argument: where, for the message.
+      name: the name on the command line.
+      argument: the argument that has the name, for the message.
 
     Raises:
-      CommandError: if there is none.
+      CommandError: if there is no such recipe.
     """
     if name not in RECIPES:
         if similar := suggestion(name, RECIPES):
@@ -282,12 +287,12 @@ def source(name, given):
     """Returns the data that a recipe is trained on, as `data.load` takes it.
 
     Args:
-      name: the recipe's.
-      given: what `--data` gave: None, the name of the data, or a file or folder that
-        holds it, or holds what it is generated from.
+      name: the recipe's name.
+      given: the value of `--data`: None, the name of the data, or a file or folder with
+        the data or with the digits that it is generated from.
 
     Raises:
-      CommandError: if it is a name of other data, or there is no such file.
+      CommandError: if this is the name of other data, or there is no such file.
     """
     wanted = find(name).data
     generated = DATA[wanted].generated
@@ -306,7 +311,7 @@ def source(name, given):
 
 
 def check_data(name, dataset):
-    """Checks that a data set is that of a recipe, as far as sizes tell.
+    """Checks by its sizes that a data set is that of a recipe.
 
     Raises:
       CommandError: if it is another one; the message says what differs.
@@ -331,8 +336,8 @@ def quantizing(trained, bits, options):
 
     Args:
       trained: the name of the other recipe.
-      bits: of a weight.
-      options: a dict of those in `QUANTIZED_WITH`.
+      bits: bits of a weight.
+      options: a dict of the options in `QUANTIZED_WITH`.
     """
     wanted = {"trained": trained, "bits": bits, **options}
     for name, recipe in RECIPES.items():
@@ -349,14 +354,14 @@ def quantization_steps(bits, straight_through=False):
 
 
 def epochs_per_step(epochs, straight_through=False):
-    """Returns how long `quantize` trains in a step, after so many epochs before."""
+    """Returns the epochs in a step of `quantize`, after a training of `epochs`."""
     return max(1, epochs * 3 // 10 if straight_through else epochs // 10)
 
 
 def stated(settings):
     """Returns settings as JSON has them, without those that are None.
 
-    Runs lack the settings that were not there yet when they were made.
+    Earlier runs lack settings that were added later.
     """
     return json.loads(json.dumps(settings), object_pairs_hook=_without_none)
 
@@ -366,6 +371,6 @@ def _without_none(pairs):
 
 
 def changes(settings, fixed):
-    """Names the entries of a run's settings that are not those that a recipe fixes."""
+    """Names the settings that a recipe fixes and that differ in a run."""
     own, usual = stated(settings), stated(fixed)
     return [key for key in fixed if own.get(key) != usual.get(key)]

@@ -40,12 +40,13 @@ def write(folder, entries, names, root, half=False):
     """Writes networks, cards and the manifest of their checksums.
 
     Args:
-      folder: where to; what it has of other recipes stays.
+      folder: the folder to write to; its files of other recipes are kept.
       entries: as `results.read` returns them.
-      names: of recipes; those without a finished run below `root` are passed over.
-      root: where the runs are.
+      names: names of recipes; those without a finished run below `root` are passed
+        over.
+      root: the directory of the runs.
       half: whether weights are rounded to half precision, with which a file takes
-        about 60% of its bytes. Quantized ones keep theirs.
+        about 60% of its bytes. Quantized weights are not rounded.
     """
     make_directory(folder)
     with reported(OSError, ValueError):
@@ -117,21 +118,21 @@ def _write(folder, name, entry, run, half):
 
 
 def _outcome(entry):
-    """Returns what a card has of a run's test: images wrong, or Dice coefficient."""
+    """Returns a card's entries about the test: wrong images, or Dice coefficient."""
     if "dice" in entry:
         return {"dice": entry["dice"]}
     return {"wrong": entry["wrong"], "error": entry["wrong"] / entry["images"]}
 
 
 def _rounded(weights):
-    """Returns weights as half precision has them, in their own type."""
+    """Returns weights rounded to half precision, in their own type."""
     if not np.issubdtype(weights.dtype, np.floating):
         return weights
     return weights.astype(np.float16).astype(weights.dtype)
 
 
 def _pack(path):
-    """Deflates a `.keras` file, which Keras writes as it is."""
+    """Compresses a `.keras` file, which Keras writes uncompressed."""
     with zipfile.ZipFile(path) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:

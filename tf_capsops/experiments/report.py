@@ -85,7 +85,8 @@ def seeds(text):
 def named_file(text):
     """The type of `--data`: a name and a file or folder."""
     name, _, path = text.partition(":")
-    names = [each for each in recipes.DATA if each != "digits"]  # of scikit-learn
+    # The digits come with scikit-learn.
+    names = [each for each in recipes.DATA if each != "digits"]
     if name in names and path:
         return name, path
     raise argparse.ArgumentTypeError(
@@ -120,8 +121,8 @@ def run(args):
     root, path = pathlib.Path(args.runs), pathlib.Path(args.results)
     entries, others = results.read(path), variants.read(path)
     failed = []
-    # The first seed of every recipe, then the second: a table of one seed each is
-    # worth more than one recipe with all.
+    # The first seed of every recipe comes first, then the second: a table with one seed
+    # of each recipe is worth more than one recipe with all seeds.
     for seed in args.seeds:
         for name in names:
             found = results.finished(root, name, seed)
@@ -160,7 +161,7 @@ def run(args):
 
 
 def _has_data(recipe, files):
-    """Whether there is what a recipe trains on; only a folder has to be given."""
+    """Whether the data of a recipe can be had; a folder must exist or be given."""
     folder = recipes.DATA[recipe.data].folder
     return not folder or recipe.data in files or pathlib.Path(recipe.data).is_dir()
 
@@ -168,8 +169,8 @@ def _has_data(recipe, files):
 def _train(name, seed, root, args):
     """Trains a recipe, or goes on with it, in a process of its own.
 
-    Memory and determinism are those of a process. Returns its exit status, or 2 where
-    another process is at it.
+    Memory and determinism belong to a process. Returns its exit status, or 2 if another
+    process is training the recipe.
     """
     from tf_capsops.cli import callbacks
     from tf_capsops.experiments import results
@@ -196,7 +197,7 @@ def _train(name, seed, root, args):
     paths = [str(package), os.environ.get("PYTHONPATH", "")]
     paths = os.pathsep.join(filter(None, paths))
     print(f"{name}, seed {seed}", flush=True)
-    with callbacks.Hold():  # which gives the process time to save what it has
+    with callbacks.Hold():  # after Ctrl-C, the process has time to save
         return subprocess.call(command, env={**os.environ, "PYTHONPATH": paths})
 
 
@@ -211,7 +212,7 @@ def _write(path, entries, others):
         **{key: value for key, value in machine().items() if key != "library"},
         "recipes": entries,
         "variants": others,
-        # As tools/measured.py takes tables.
+        # The form of tables that tools/measured.py takes.
         "tables": {
             "results": {**results.table(entries), **shown},
             "results_variants": {**variants.table(others), **shown},

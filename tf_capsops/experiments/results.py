@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads runs of recipes, and makes the table of what they came to."""
+"""Reads runs of recipes, and tabulates their errors, times and memory."""
 
 import collections
 import contextlib
@@ -64,7 +64,7 @@ def _first(root, name, seed, is_good):
 
 
 def content(path):
-    """Returns what a `results.json` holds; of none, a dict without recipes.
+    """Returns the content of a `results.json`, or no recipes if there is no file.
 
     Raises:
       CommandError: if it cannot be read.
@@ -79,8 +79,8 @@ def content(path):
 def read(path):
     """Returns the recipes' entries in a `results.json`.
 
-    Runs of a recipe that has changed since are left out: they are variants. Variants
-    that the recipe has become since are runs of it.
+    Runs of a recipe that has changed since are left out: they are variants now.
+    Variants with the present settings of the recipe count as runs of it.
 
     Raises:
       CommandError: if it cannot be read.
@@ -103,7 +103,7 @@ def read(path):
 
 @contextlib.contextmanager
 def held_in(path):
-    """Turns what goes wrong with other content into a `CommandError`."""
+    """Turns errors that unexpected content causes into a `CommandError`."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -122,13 +122,13 @@ def add(entries, name, seed, run):
 def outcome(directory):
     """Returns a finished run's result.json, with the images it got wrong by epoch.
 
-    With masks, that is the share that Dice coefficients lack of 1, as so many images.
-    A network with rounded activations is judged by its file with codes.
-
-    The machine has its name instead of its description.
+    With masks, one minus the Dice coefficient is taken for the share of wrong images. A
+    network with rounded activations is judged by its file with codes. The machine's
+    description is replaced by its name.
 
     Raises:
-      CommandError: if the file, or the history beside it, is missing or another one.
+      CommandError: if the file, or the history next to it, is missing or has other
+        content.
     """
     result = runs.read_json(directory / runs.RESULT)
     history = runs.read_json(directory / runs.HISTORY)
@@ -140,7 +140,7 @@ def outcome(directory):
             by_epoch = history["val_dice"]
         kept = {key: result[key] for key in (*_KEPT, judged)}
         if runs.read_config(directory).get("activation_bits"):
-            kept["wrong"] = result["wrong_with_codes"]  # of the file that rounds them
+            kept["wrong"] = result["wrong_with_codes"]  # this file rounds them
         return {
             **kept,
             "machine": label(on),
@@ -166,10 +166,10 @@ def has(entries, name, seed):
 
 
 def add_votes(entries, name, root, seeds):
-    """Adds the error of a recipe's networks together to the entries.
+    """Lets the networks of a recipe vote, and adds their error to the entries.
 
-    Only recipes that ask for it vote, and only where the networks of two seeds or more
-    are below `root`. The vote of more seeds that is there already stays.
+    Only recipes with `votes` do so, and only if the networks of two seeds or more are
+    below `root`. An earlier vote of more seeds is kept.
     """
     if not recipes.find(name).votes:
         return
@@ -196,10 +196,10 @@ def add_votes(entries, name, root, seeds):
 
 
 def table(entries):
-    """Returns columns and rows, of every recipe, for a page or a terminal.
+    """Returns columns and rows of all recipes, for a page or a terminal.
 
-    A recipe has a row. Its error is that of all its runs; its time and memory are those
-    of the machine with most of the runs.
+    Each recipe has a row, and another one for its vote if there is any. The error is
+    that of all runs; time and memory are those of the machine with most of the runs.
     """
     rows = []
     for name, recipe in recipes.RECIPES.items():
@@ -225,7 +225,7 @@ def text(entries, names):
 
 
 def columns(rows):
-    """Returns rows of text, the columns one below the other."""
+    """Returns rows as text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in padded)
@@ -258,7 +258,7 @@ def _measured(found):
 def error(found):
     """Returns mean and deviation of the errors of runs, and how many there are.
 
-    Of networks that segment, it is Dice coefficients.
+    For networks that segment, they are Dice coefficients.
     """
     values = [run.get("dice", run.get("wrong", 0) / run["images"]) for run in found]
     before, form = ("Dice ", ".4f") if "dice" in found[0] else ("", ".2%")
@@ -273,7 +273,7 @@ def one_error(run):
 
 
 def machines(found):
-    """Names the machines of runs, that of most of them first."""
+    """Names the machines of runs, the most frequent one first."""
     counts = _machines(found)
     if len(counts) == 1:
         return counts[0][0]

@@ -22,7 +22,7 @@ _COLUMNS = (
 def read(path):
     """Returns the variants in a `results.json`.
 
-    Runs of a recipe that has changed since are variants of what it is now.
+    Runs of a recipe that has changed since are variants of its present form.
 
     Raises:
       CommandError: if it cannot be read.
@@ -45,9 +45,9 @@ def read(path):
 
 
 def add(variants, names, root):
-    """Adds the finished variants of these recipes below `root`, in place of the same.
+    """Adds the finished variants of these recipes below `root`, or updates them.
 
-    One whose outcome cannot be read is left out, and said on stderr.
+    A run with an outcome that cannot be read is left out, and stderr says so.
     """
     found = {}
     for path in sorted(root.glob(f"**/{runs.RESULT}")):
@@ -76,7 +76,7 @@ def _settings(name, config):
 
 
 def _key(run):
-    """What no two variants have in common."""
+    """Returns text that is different for any two variants."""
     same = [run["recipe"], run["settings"], run["seed"]]
     return json.dumps(same, sort_keys=True)
 
@@ -113,11 +113,11 @@ def text(variants, names):
 
 
 def _changed(run):
-    """Says in which settings a run is not as its recipe has it."""
+    """Says in which settings a run differs from its recipe."""
     own, fixed = run["settings"], train.settings_of_recipe(run["recipe"])
-    skipped = ["validation"]  # has a column
+    skipped = ["validation"]  # it has a column
     if own.get("routing") != fixed.get("routing"):
-        skipped.append("margin")  # goes with the routing
+        skipped.append("margin")  # it follows from the routing
     return "; ".join(_pairs(own, fixed, skipped))
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds the activations around layers to few bits, in training and in copies.
 
-Rounded are the inputs of every layer that has a kernel, and the outputs of capsule
-layers. A tensor is rounded once, however many layers read it.
+These activations are the inputs of every layer that has a kernel, and the outputs of
+capsule layers. A tensor is rounded once, however many layers read it.
 """
 
 import contextlib
@@ -29,15 +29,18 @@ _CAPSULES = (
     *(layers.DigitCaps, layers.PoseCaps, layers.PrimaryCaps),
 )
 _MOMENTUM = 0.9
-_TAG = "_capsops_rounded_by"  # of a tensor: group, who has rounded it, and to what
+# A tensor's attribute: group, list of functions that has rounded it, the function's
+# place in this list, and the rounded tensor. All but the group are None if the tensor
+# is itself the result of rounding.
+_TAG = "_capsops_rounded_by"
 
 
 class Rounding:
     """Rounds the inputs and outputs of a layer.
 
     Args:
-      group: An object. Layers of a group round a tensor once: the others take what the
-        first has made of it, and its function for their own.
+      group: An object. Layers of a group round a tensor once: the first one rounds it,
+        and the others take over the rounded tensor and the function of the first.
       inputs, outputs: Lists of a function for each floating-point tensor, in order,
         such as a `FakeQuant`; None leaves the tensor as it is.
     """
@@ -47,9 +50,9 @@ class Rounding:
 
     @classmethod
     def new(cls, group, layer, *arguments, taken=()):
-        """`FakeQuant`s of these arguments around a layer of a model, built.
+        """Returns a `Rounding` of built `FakeQuant`s around a layer of a model.
 
-        Their names are none of those that are `taken`.
+        The `FakeQuant`s have these arguments, and names that are not in `taken`.
         """
 
         def fakes(side, tensors):
@@ -71,7 +74,7 @@ class Rounding:
         return self.inputs, self.outputs
 
     def call(self, layer, *args, **kwargs):
-        """Calls a layer, or its `call`, between rounded inputs and outputs."""
+        """Calls a layer, or its `call`, with rounded inputs, and rounds its outputs."""
         args, kwargs = self._rounded(self.inputs, (args, kwargs))
         return self._rounded(self.outputs, layer(*args, **kwargs))
 
@@ -121,11 +124,11 @@ class Simulated:
         return self._used.call(self.own, *args, **kwargs)
 
     def hold(self):
-        """Lets the ranges follow the batches."""
+        """Lets the ranges follow the batches from now on."""
         self._used = self.learned
 
     def release(self):
-        """Lets the ranges stay what they are now."""
+        """Fixes the ranges at their present values."""
         sides = ([*map(_constant, side)] for side in self.learned.sides)
         self._used = Rounding(self, *sides)
 
@@ -170,7 +173,7 @@ def move(model, copy):
 
 
 def is_rounded(layer):
-    """Whether inputs of a layer are rounded: it has a kernel, or codes of one."""
+    """Whether a layer's inputs are rounded: it has a kernel, or the codes of one."""
     return bool(layers_and_kernels(layer)) or any(map(holds_codes, layers_in(layer)))
 
 
@@ -191,10 +194,10 @@ class Copies:
         self._roundings = {}
 
     def add(self, layer, copy):
-        """Rounds around the copy of a layer if there is something to round.
+        """Adds `FakeQuant`s around the copy of a layer, if its inputs are rounded.
 
         Raises:
-          ValueError: There are no ranges.
+          ValueError: There are no ranges, or they were trained for other bits.
         """
         if not self._bits or not is_rounded(layer):
             return
@@ -218,7 +221,7 @@ class Copies:
                     )
                 if each.has_range():
                     fakes[number].set_weights(each.get_weights())
-                else:  # what came here had been rounded before
+                else:  # an earlier layer had rounded this tensor
                     fakes[number] = None
 
     def call(self, copy, *args, **kwargs):
@@ -241,10 +244,10 @@ class Copies:
         return result
 
     def calibrate(self, model, images, routed=()):
-        """Sets the ranges to those of some images' activations in the whole copy.
+        """Sets the ranges to those of the activations that some images cause.
 
-        Activations are not rounded meanwhile, and neither are the arrays of the layers
-        `routed`, `RoundedRouting`s, whose ranges are set, too.
+        `model` is the whole copy. `routed` are its `RoundedRouting` layers, whose
+        ranges are set, too. Nothing is rounded meanwhile.
 
         Raises:
           ValueError: `images` are not as `convert` takes them, or an activation is not
@@ -271,7 +274,7 @@ class Copies:
 
 
 def _record(fake):
-    """Has a `FakeQuant` keep the smallest and largest numbers of batches, in a list."""
+    """Lets a `FakeQuant` record the range of each batch in the list that it returns."""
     seen = []
 
     def call(inputs, training=None):
@@ -284,7 +287,7 @@ def _record(fake):
 
 
 def _batches(images):
-    """Yields the inputs in a data set, or arrays of some 100 images."""
+    """Yields the inputs in a data set, or arrays in batches of 100."""
     if not isinstance(images, tf.data.Dataset):
         images = tuple(images) if isinstance(images, list) else images
         try:
@@ -298,7 +301,7 @@ def _batches(images):
 
 
 def _whole_layers(root):
-    """The layers of a model that are copied whole, in order."""
+    """Returns the layers of a model that are copied whole, in order."""
     if isinstance(root, Autoencoder) or is_taken_apart(root):
         return [each for layer in root.layers for each in _whole_layers(layer)]
     if isinstance(root, keras.Model):
@@ -310,7 +313,7 @@ def _whole_layers(root):
 
 
 def _names(name):
-    """Yields a name, and then others like it."""
+    """Yields a name, and then the name with numbers appended."""
     yield name
     yield from (f"{name}_{number}" for number in itertools.count(1))
 
@@ -321,12 +324,12 @@ def _is_real(value):
 
 
 def _mark(tensor, group):
-    """Says that a tensor has been rounded."""
+    """Marks a tensor as the result of rounding."""
     setattr(tensor, _TAG, (group, None, None, None))
 
 
 def _constant(fake):
-    """The function that a `FakeQuant` is now; None if it has seen no batch."""
+    """Returns a function that rounds as a `FakeQuant` does now, None without range."""
     if not fake.has_range():
         return None
     lo, hi = map(float, fake.get_weights())

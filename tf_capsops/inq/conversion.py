@@ -39,8 +39,9 @@ def convert(
     of their kind: capsule layers such as `DigitCaps` and `CapsuleConv2D`, `PoseCaps`,
     `HighOrderConv2D`, and a `PrimaryCaps` with `flatten=False` or channels first.
     `Conv1D`, `Conv3D`, `Conv2DTranspose` and `Conv3DTranspose` become `InqConv1D` and
-    so on. Without it they keep their weights, as in earlier releases, so that weights
-    and checkpoints which those saved of a converted model load in the result.
+    so on. Without `all_kinds` they keep their weights, as in earlier releases, so that
+    weights and checkpoints that an earlier release saved of a converted model load in
+    the result.
 
     Other layers keep their weights: those that are not finished; kinds that no layer
     with codes can replace, such as `LSTM`; a `Conv2D` with several groups or with
@@ -54,13 +55,13 @@ def convert(
     Outputs are the same up to the rounding of sums. The copy of a model that refuses
     integer images refuses them too.
 
-    With `activation_bits`, `tf_capsops.layers.FakeQuant` rounds what every layer with a
-    kernel reads, also one that keeps its weights, and what capsule layers give, so that
-    routing is in floating point between rounded numbers. A tensor that several layers
-    read is rounded once. The ranges are the smallest and largest numbers that
-    `calibration` causes, or those that the model was trained with by
-    `IncrementalQuantization(activation_bits=...)`; then outputs are the same, too. A
-    `FakeQuant` of the model keeps its bits and range.
+    With `activation_bits`, `tf_capsops.layers.FakeQuant` rounds the inputs of every
+    layer with a kernel, even if it keeps its weights, and the outputs of capsule
+    layers. Routing itself computes in floating point. A tensor that several layers read
+    is rounded once. The ranges are the smallest and largest numbers that `calibration`
+    causes, or the ranges that `IncrementalQuantization(activation_bits=...)` trained;
+    in that case outputs are the same, too. A `FakeQuant` of the model keeps its bits
+    and range.
 
     With `routing_bits`, layers that route by agreement do so in few bits: `DigitCaps`,
     `SlimCaps2D` and its like, and `DenseCaps` with the rule `Dynamic`. The copies have
@@ -159,10 +160,10 @@ def report(
     activation_bits=None,
     routing_bits=None,
 ):
-    """Says what `tf_capsops.inq.convert` makes of each layer, or why it keeps numbers.
+    """Lists how `tf_capsops.inq.convert` changes each layer, or why it does not.
 
     Args:
-      model: A model that `convert` takes, or one that it has made.
+      model: A model that `convert` takes, or one that it has returned.
       bits, per_channel, all_kinds, activation_bits, routing_bits: as `convert` takes
         them.
 
@@ -211,7 +212,7 @@ def _checked(owner, model):
 
 
 def _reports(model, books):
-    """A `LayerReport` of each layer with weights that cloning reaches, by its id."""
+    """Returns the `LayerReport`s of layers with weights that cloning reaches, by id."""
     found = {}
     for layer in model.layers:
         if is_taken_apart(layer):
@@ -222,9 +223,9 @@ def _reports(model, books):
 
 
 def _cloned(model, clone, rounded):
-    """A copy of a Sequential or functional model, whose layers `clone` copies.
+    """Returns a copy of a Sequential or functional model; `clone` copies its layers.
 
-    Activations are rounded as `rounded` has it, an `activations.Copies`.
+    `rounded`, an `activations.Copies`, rounds the activations.
     """
     if model.compiled:
         try:
@@ -283,10 +284,10 @@ def _whole_layers(model):
 
 
 def _copied(layer, books):
-    """A layer of the same kind, and a function that gives it the weights once built.
+    """Returns a layer of the same kind, and a function that sets its weights later.
 
-    Operations such as `a + b`, and the functions of `Lambda` layers, have no weights:
-    the copied model uses the same objects.
+    Call the function once the copy has been built. Operations such as `a + b`, and
+    `Lambda` layers, have no weights: the copied model uses the same objects.
     """
     if not isinstance(layer, keras.Layer) or isinstance(layer, keras.layers.Lambda):
         return layer, lambda: None

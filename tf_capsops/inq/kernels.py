@@ -14,7 +14,7 @@ _NAMES = ("kernel", "depthwise_kernel", "pointwise_kernel")
 
 
 def kernels(layer):
-    """The kernels that are a layer's own, a list of Keras variables.
+    """Returns the kernels that belong to a layer itself, a list of Keras variables.
 
     A kernel is a variable of real numbers and at least two axes. `Conv2D`,
     `DepthwiseConv2D`, `Dense`, `CapsuleConv2D` and `DigitCaps` have one,
@@ -33,7 +33,7 @@ def kernels(layer):
 
 
 def layers_and_kernels(root):
-    """Every kernel in a layer or model, in pairs of its layer and itself.
+    """Returns every kernel in a layer or model, as pairs (layer, kernel).
 
     A kernel that several layers share counts once.
     """
@@ -45,7 +45,7 @@ def layers_and_kernels(root):
 
 
 def layers_in(root):
-    """A layer or model, and all layers in it at any depth, each once."""
+    """Returns a layer or model, and all layers in it at any depth, each once."""
     found = {}
 
     def visit(value):
@@ -69,7 +69,7 @@ def is_taken_apart(layer):
 
 
 def channel_axes(layer, kernel):
-    """The axes of a kernel's output channels, from the first to the last one."""
+    """Returns the axes of a kernel's output channels, in ascending order."""
     if isinstance(layer, Coded):
         return layer.channel_axes
     if kernel.name == "depthwise_kernel" or type(layer) is keras.layers.DepthwiseConv2D:
@@ -85,9 +85,9 @@ class PartlyFixedKernel:
       variable: the kernel.
       bits: bits of a quantized weight.
       axes: axes of the kernel whose elements have code books of their own.
-      top_exponent: n1 of all quantized weights, or an array of those of the books: of
-        each the one at the first step at which it has a weight that is not zero. None
-        as long as all weights are zero.
+      top_exponent: n1 of all quantized weights, or an array with n1 of each code book.
+        A book's n1 is set at the first step at which it has a weight that is not zero.
+        None as long as all weights are zero.
       mask: bool, of the kernel's shape: which weights are quantized.
     """
 
@@ -96,11 +96,11 @@ class PartlyFixedKernel:
         self.axes = channel_axes(layer, variable) if per_channel else ()
         self.bits = bits
         self.top_exponent = None
-        self._has_exponent = False  # each code book
+        self._has_exponent = False  # whether n1 is set, for each code book
         self.variable = variable
         self.mask = np.zeros(self.variable.shape, bool)
         self._values = np.zeros_like(self.variable.numpy())
-        # The weights before they were rounded, from which they train on.
+        # The weights before rounding, from which straight-through training goes on.
         self._latent = np.zeros(self.mask.shape, np.float32) if keeps_latent else None
         self._trains_codes = False
         self._constraint = None
@@ -111,7 +111,7 @@ class PartlyFixedKernel:
         return float(self.mask.mean()) if self.mask.size else 1.0
 
     def state(self):
-        """Returns what `resume` needs beside the weights, a dict of arrays."""
+        """Returns what `resume` needs in addition to the weights, a dict of arrays."""
         latent = self._latent
         if isinstance(self._constraint, _StraightThrough):
             _, latent = self._constraint.state(self._values.dtype)
@@ -150,7 +150,7 @@ class PartlyFixedKernel:
     def fix(self, fraction):
         """Quantizes the largest free weights until this fraction of all is fixed.
 
-        Of equally large weights those with the least index come first.
+        Equally large weights are taken in the order of their indices.
 
         Raises:
           ValueError: a weight is not finite.
@@ -178,7 +178,7 @@ class PartlyFixedKernel:
             self._constraint.update(self.mask, self._values)
 
     def _start_books(self, weights):
-        """Gives n1 to the code books that have weights for the first time."""
+        """Sets n1 of the code books that have nonzero weights for the first time."""
         axes = [axis % weights.ndim for axis in self.axes]
         others = tuple(axis for axis in range(weights.ndim) if axis not in axes)
         used = np.any(weights, axis=others)
@@ -193,8 +193,8 @@ class PartlyFixedKernel:
     def restore(self):
         """Restores the values of quantized weights, whatever has changed them.
 
-        Weights that train from code to code may be other ones of their code books,
-        such as those of an earlier epoch: training goes on from these.
+        Weights that train from code to code may have been set to other values of their
+        code books, such as those of an earlier epoch. Training goes on from these.
         """
         weights = self.variable.numpy()
         if isinstance(self._constraint, _StraightThrough):
@@ -300,11 +300,12 @@ class _Fixed(_Hold):
 class _StraightThrough(_Hold):
     """Trains weights from code to code by the straight-through estimator.
 
-    What an optimizer adds to the weights is added to latent numbers instead, and the
-    weights are those, rounded. Gradients of rounded weights thus train latent ones.
+    An optimizer's step is added to latent numbers instead of the weights, and the
+    weights are the rounded latent numbers. Gradients of rounded weights thus train the
+    latent numbers.
 
     Args:
-      inner, fit: as of `_Hold`.
+      inner, fit: as for `_Hold`.
       latent: numbers that are rounded to the weights.
       tops: 2^n1 of all weights, or of each code book; 0 keeps weights at zero.
       bits: bits of a weight.
@@ -312,7 +313,7 @@ class _StraightThrough(_Hold):
 
     def __init__(self, inner, fit, latent, tops, bits):
         super().__init__(inner, fit)
-        # Each replica of a strategy keeps its own, which are the same.
+        # Each replica of a strategy keeps its own copy, and all copies are equal.
         self._latent = tf.Variable(
             latent,
             dtype=tf.float32,
@@ -321,10 +322,10 @@ class _StraightThrough(_Hold):
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
         self._tops = tf.Variable(tops, dtype=tf.float32, trainable=False)
-        self._least = 2.0 ** (1 - 2 ** (bits - 2))  # of the top
+        self._least = 2.0 ** (1 - 2 ** (bits - 2))  # the smallest power over the top
 
     def state(self, dtype):
-        """Returns the quantized weights, of this type, and the latent ones, arrays."""
+        """Returns arrays: the quantized weights, as `dtype`, and the latent numbers."""
         latent = tf.convert_to_tensor(self._latent)
         return self._rounded(latent).numpy().astype(dtype), latent.numpy()
 
@@ -333,7 +334,8 @@ class _StraightThrough(_Hold):
 
     def held(self, weights):
         step = tf.cast(weights, tf.float32) - self._rounded(self._latent)
-        # A latent number far outside of its book would not return for long.
+        # Without a limit, a latent number far outside of its book would take long to
+        # return.
         most = 1.5 * self._tops
         latent = tf.clip_by_value(self._latent + step, -most, most)
         self._latent.assign(latent)

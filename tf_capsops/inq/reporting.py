@@ -10,14 +10,14 @@ from tf_capsops.inq.twins import bits_or_why_not, twin_kind
 from tf_capsops.layers.coded import holds_codes
 from tf_capsops.layers.fake_quant import FakeQuant
 
-_EXPONENT = 4  # bytes
-_OPTIONAL = "activations", "routing"  # columns
+_EXPONENT = 4  # bytes of an exponent
+_OPTIONAL = "activations", "routing"  # columns that are left out if they are empty
 _NUMBERS = "bits", *_OPTIONAL, "bytes", "after"
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """What becomes of a layer; `tf_capsops.inq.report` documents the fields."""
+    """A layer before and after conversion; `tf_capsops.inq.report` has the fields."""
 
     layer: str
     kind: str
@@ -32,7 +32,7 @@ class LayerReport:
 
     @classmethod
     def of(cls, layer, books):
-        """The report of a built layer; `books` are as `bits_or_why_not` takes them."""
+        """Returns the report of a built layer; `books` is a `twins.Books`."""
         coded = [each for each in layers_in(layer) if holds_codes(each)]
         if coded:
             kernels, bits, why_not = [each.codes for each in coded], coded[0].bits, None
@@ -108,7 +108,7 @@ class Report(list):
         return "\n".join(lines)
 
     def warning(self):
-        """A sentence about layers that have kernels but no codes; None without any."""
+        """Returns a sentence about layers with kernels but no codes, or None."""
         left = [each for each in self if each.weights and not each.bits]
         if not left:
             return None
@@ -124,7 +124,7 @@ class Report(list):
         )
 
     def _bytes(self):
-        """The bytes of all layers in a file, before and after."""
+        """Returns the bytes of all layers in a file, before and after conversion."""
         before = sum(each.bytes_before for each in self)
         return before, sum(each.bytes_after for each in self)
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the layers of models that route in few bits, or could."""
+"""Finds the layers of models that route in few bits, or that could do so."""
 
 from tf_capsops import layers
 from tf_capsops.inq.kernels import layers_in
@@ -11,7 +11,7 @@ from tf_capsops.routing import Dynamic
 
 
 def require(whole_layers, bits):
-    """Raises a ValueError unless all routing of some layers can be in few bits.
+    """Raises a ValueError unless layers route, and all of these can do so in few bits.
 
     Args:
       whole_layers: The layers of a model that are copied whole.
@@ -50,6 +50,6 @@ def routes_by_agreement(layer):
 
 
 def routed(model):
-    """The layers of a model that route in few bits."""
+    """Returns the layers of a model that route in few bits."""
     found = [each for each in layers_in(model) if isinstance(each, RoundedRouting)]
     return [each for each in found if each.routing_bits is not None]

@@ -30,7 +30,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
     from code to code, which helps with 3 bits and fewer. Each weight has a latent
     number that takes the optimizer's steps, and is that number, rounded (the
     straight-through estimator of Bengio et al., 2013). Kernels and channels that are
-    zero stay zero, and averages that an optimizer keeps are not taken for kernels.
+    zero stay zero, and averages that an optimizer keeps do not replace kernels.
 
     The callback quantizes the `kernel` of every layer that has one (`Conv2D`,
     `DepthwiseConv2D`, `Dense`, `CapsuleConv2D`, `DigitCaps` and others) and the
@@ -47,15 +47,16 @@ class IncrementalQuantization(keras.callbacks.Callback):
 
     A further `fit` with the same callback continues where the last one ended: no step
     is taken twice. `state` and `resume` go on in another process. If training ends
-    before the last step, as `EarlyStopping` may have it, a warning says so. A `fit`
+    before the last step, for example by `EarlyStopping`, a warning says so. A `fit`
     without the callback trains all weights again, unless an exception ended the `fit`
     before it.
 
-    With `activation_bits` the model computes as `convert(activation_bits=...)` makes
-    it compute, while it trains and afterwards: `tf_capsops.layers.FakeQuant` rounds
-    what layers with kernels read and what capsule layers give. Ranges begin as those of
-    the first batch and are moving averages from there on (Jacob et al., CVPR 2018).
-    `convert` takes them from the model; files of the model do not hold them.
+    With `activation_bits` the model computes like the result of
+    `convert(activation_bits=...)`, while it trains and afterwards:
+    `tf_capsops.layers.FakeQuant` rounds the inputs of layers with kernels and the
+    outputs of capsule layers. The ranges are those of the first batch at first, and
+    moving averages from then on (Jacob et al., CVPR 2018). `convert` takes them from
+    the model; files of the model do not hold them.
 
     Args:
       layers_or_model: A model, a layer, or a list of them.
@@ -139,7 +140,7 @@ class IncrementalQuantization(keras.callbacks.Callback):
         self._resumed = None
 
     def state(self):
-        """Returns what `resume` needs beside the model.
+        """Returns what `resume` needs in addition to the model.
 
         Returns:
           A dict of NumPy arrays, for `np.savez`, as of the end of an epoch: which
@@ -159,18 +160,18 @@ class IncrementalQuantization(keras.callbacks.Callback):
         return state
 
     def resume(self, state):
-        """Has the next `fit` go on from a `state` of another callback.
+        """Lets the next `fit` go on from the `state` of another callback.
 
-        The model must have the weights that it had then, as its file has, and the
-        callback the same arguments. `fit` takes the number of epochs that were trained
-        as its `initial_epoch`.
+        The model must have the weights that it had then, as its file does, and the
+        callback must have the same arguments. Give `fit` the number of epochs that were
+        trained as its `initial_epoch`.
 
         Args:
           state: What `state` returned, also as `np.load` returns it.
 
         Raises:
-          ValueError: This callback has trained already, or the state is that of other
-            arguments. In `fit`: it is that of another model.
+          ValueError: This callback has trained already, or the state is from a callback
+            with other arguments. In `fit`: the state is of another model.
 
         >>> layers = [keras.Input([4]), keras.layers.Dense(3)]
         >>> model = keras.Sequential(layers)

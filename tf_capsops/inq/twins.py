@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Makes layers that hold codes from plain layers whose weights are quantized."""
+"""Makes layers that hold codes from plain layers with quantized weights."""
 
 import dataclasses
 import math
@@ -18,16 +18,16 @@ from tf_capsops.layers.routing_bits import RoundedRouting, checked_routing_bits
 from tf_capsops.layers.weights import own_name
 from tf_capsops.ops.squash import squash
 
-# What a layer with codes takes over from one with numbers, whatever their kinds.
+# Arguments that any layer with codes takes over from the layer that it replaces.
 _SHARED = (
     *("activation", "use_bias", "bias_initializer", "bias_regularizer"),
     *("bias_constraint", "activity_regularizer", "trainable", "name"),
 )
 _WINDOW = "kernel_size", "strides", "padding", "dilation_rate"
 
-# Weights that codes and routing in few bits bring.
+# Names of the weights that codes, and routing in few bits, add to a layer.
 _ADDED = {"codes", "top_exponent", "routing_ranges"}
-# The kinds that layers become, and the other arguments that these take over.
+# For each kind of layer, the kind with codes and the further arguments it takes over.
 _TWINS = {
     keras.layers.Conv2D: (layers.InqConv2D, "filters", *_WINDOW),
     layers.Conv2D: (layers.InqConv2D, "filters", *_WINDOW),
@@ -38,7 +38,7 @@ _TWINS = {
     ),
     keras.layers.SeparableConv2D: (),
 }
-# Kinds whose configs are those of layers with codes but for `bits`.
+# For each kind of layer, the kind with codes that has the same config, plus `bits`.
 _KINDS = {
     keras.layers.Conv1D: layers.InqConv1D,
     keras.layers.Conv3D: layers.InqConv3D,
@@ -50,7 +50,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Books:
-    """How `tf_capsops.inq.convert` is to encode; it documents the fields."""
+    """The settings of `tf_capsops.inq.convert`, which documents these fields."""
 
     bits: int | None = None
     per_channel: bool = False
@@ -62,7 +62,7 @@ class Books:
     def checked(
         cls, owner, bits, per_channel, all_kinds, activation_bits, routing_bits
     ):
-        """These arguments, or a ValueError that names `owner`."""
+        """Returns the checked arguments, or raises a ValueError that names `owner`."""
         return cls(
             None if bits is None else checked_bits(owner, bits),
             boolean(owner, "per_channel", per_channel),
@@ -72,7 +72,7 @@ class Books:
         )
 
     def routing_of(self, layer):
-        """The arguments of a layer's copy that say in how many bits it routes."""
+        """Returns the arguments of a layer's copy that set the bits of its routing."""
         if self.routing_bits is None or not isinstance(layer, RoundedRouting):
             return {}
         return {"routing_bits": self.routing_bits}
@@ -86,11 +86,11 @@ def checked_activation_bits(owner, bits):
 
 
 def bits_or_why_not(layer, books):
-    """Whether `twin` can replace a layer, and if not, why not.
+    """Returns the bits with which `twin` can replace a layer, or why it cannot.
 
     Args:
       layer: A built layer.
-      books: Its `bits` are None for the fewest that hold the layer's weights.
+      books: A `Books`; `bits` of None mean the fewest that hold the layer's weights.
 
     Returns:
       Bits of a weight and None, or None and a phrase.
@@ -129,7 +129,7 @@ def bits_or_why_not(layer, books):
 
 
 def twin_kind(layer):
-    """The class that holds the codes of a layer once `twin` has replaced it."""
+    """Returns the name of the class that holds a layer's codes, as `twin` makes it."""
     if _is_taken_apart(layer):
         layer = layer.conv
     if type(layer) is keras.layers.SeparableConv2D:
@@ -140,7 +140,7 @@ def twin_kind(layer):
 
 
 def twin(layer, books):
-    """A layer like another one, by the same name, that holds codes of `books.bits`.
+    """Returns a layer like another one, of the same name, that holds codes.
 
     Returns:
       The layer, and a function that gives it the weights once it has been built.
@@ -173,13 +173,13 @@ def twin(layer, books):
 
 
 def copied(layer, kind=None, **changes):
-    """A layer made from another one's config.
+    """Returns a layer made from another one's config.
 
     Args:
       layer: A layer.
-      kind: The class of the result, one of `_kind_with_bits`, which takes over objects
-        that Keras need not be able to make from a config, such as an activation; None
-        for the class of the layer.
+      kind: The class of the result, from `_kind_with_bits`; None for the class of the
+        layer. With a class, the result shares functions such as an activation, which
+        Keras may be unable to make from a config.
       **changes: Arguments of the result that differ.
 
     Raises:
@@ -201,18 +201,20 @@ def copied(layer, kind=None, **changes):
 
 
 def _is_taken_apart(layer):
-    """Whether a `PrimaryCaps` becomes the model that it became in earlier releases.
+    """Whether a layer is a `PrimaryCaps` that becomes a model of several layers.
 
-    Otherwise the weights that they saved of converted models would not load.
+    It does so as in earlier releases, so that weights that these saved of converted
+    models load.
     """
     is_primary = type(layer) is layers.PrimaryCaps and layer.flatten
     return is_primary and layer.data_format == "channels_last"
 
 
 def _kind_with_bits(layer):
-    """The class that a layer keeps, or whose config is the same, and that takes bits.
+    """Returns a class with a layer's config that also takes `bits`, or None.
 
-    None if there is none, as for a subclass of somebody else's.
+    It is the layer's own class or one of `_KINDS`. There is none for a subclass that is
+    defined outside of this package.
     """
     kind = _KINDS.get(type(layer), type(layer))
     is_ours = kind.__module__.startswith(f"{__package__.partition('.')[0]}.")
@@ -220,13 +222,13 @@ def _kind_with_bits(layer):
 
 
 def _twin(layer, kind, *names, **changes):
-    """A layer of `kind` with the arguments of another layer by these names."""
+    """Returns a layer of `kind` with the named arguments of another layer."""
     taken = {name: getattr(layer, name) for name in (*_SHARED, *names)}
     return kind(**{**taken, "dtype": layer.dtype_policy, **changes})
 
 
 def _separable_twin(layer, own):
-    """The model that replaces a `SeparableConv2D`, and a function that fills it."""
+    """Returns a model to replace a `SeparableConv2D`, and a function that fills it."""
     plain = {"use_bias": False, "activation": None, "activity_regularizer": None}
     depthwise = _twin(
         layer,
@@ -247,7 +249,7 @@ def _separable_twin(layer, own):
 
 
 def _fill(coded, layer, kernel=None):
-    """Gives a layer that holds codes the weights of one that has a kernel."""
+    """Sets the weights of a layer that holds codes from a layer that has a kernel."""
     kernel = kernels(layer)[0] if kernel is None else kernel
     coded.set_kernel(kernel.numpy().reshape(coded.codes.shape))
     assign_others(coded, layer, kernels(layer))
@@ -256,13 +258,15 @@ def _fill(coded, layer, kernel=None):
 def assign_others(copy, layer, replaced=()):
     """Sets the weights of a layer to those of another one.
 
-    They correspond by their order, for Keras numbers sublayers without a name. Of a
-    layer that is divided among several, those of the same name are set.
+    Weights correspond by their order, because Keras numbers sublayers without a name.
+    If the shapes differ, as for a layer that is divided among several, only weights of
+    the same name are set.
 
     Args:
-      copy: Which may have more weights for its codes or its routing in few bits.
-      layer: The other one.
-      replaced: The weights of it that became codes.
+      copy: The layer to set. It may have further weights, for its codes or for routing
+        in few bits.
+      layer: The layer that has the weights.
+      replaced: Those of its weights that became codes.
     """
     others = [each for each in layer.weights if all(each is not k for k in replaced)]
     added = _ADDED - {each.name for each in layer.weights}
@@ -279,9 +283,9 @@ def assign_others(copy, layer, replaced=()):
 
 
 def _unfinished_and_bits(kernel, axes):
-    """How many weights are not quantized, and the fewest bits that hold the others.
+    """Counts weights that are not quantized, and finds the fewest bits for the others.
 
-    Elements of `axes` have code books of their own.
+    Each element of `axes` has its own code book.
     """
     weights = np.abs(kernel.numpy().astype(np.float64))
     mantissas, above = np.frexp(weights)

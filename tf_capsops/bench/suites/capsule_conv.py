@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsuleConv.
 
-The cases are poses of 4x4x4 with channels below, at and above the powers of two of the
-tiles; poses of other sizes, and of one row at the edges of other tiles; all kinds of
+The cases are poses of 4x4x4 with channels below, at and above the tile sizes (powers of
+two); poses of other sizes, and of one row, at the edges of other tiles; all kinds of
 strides, dilations and padding; images smaller than the window; long sums of each kind;
-and more of everything than one dimension of a CUDA grid holds.
+and sizes above the limit of one dimension of a CUDA grid.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IMAGE = ("batch", "in_height", "in_width")
 _CHANNELS = ("in_channels", "out_channels")
 _KERNEL = ("kernel_height", "kernel_width")
 _POSE = ("pose_depth", "pose_rows", "pose_inner", "pose_columns")
-_POSES = (  # beside 4x4x4: vectors, what is near it, primes, and larger ones
+_POSES = (  # apart from 4x4x4: vectors, similar sizes, primes, and larger ones
     *((1, 1, 1), (1, 8, 16), (3, 3, 3), (2, 4, 3), (5, 7, 2), (8, 8, 8), (4, 4, 16)),
     *((4, 4, 1), (4, 1, 4), (1, 4, 4), (4, 4, 5), (4, 3, 4), (3, 4, 4), (17, 9, 13)),
     *((3, 3, 3, 3), (2, 2, 4, 4), (2, 4, 4, 4), (5, 1, 8, 3), (1, 4, 4, 4)),
@@ -91,7 +91,7 @@ def _correctness_cases():
     yield _case("far_strides", (2, 3, 4), (2, 3), 2, use, strides=(2**30, 2**31 - 1))
     far = {"dilations": (2**30, 2**31 - 1), "padding": "SAME"}
     yield _case("far_dilations", (2, 3, 4), (2, 3), 3, use, **far)
-    # Beside the image, but not too far to be counted in 32 bits.
+    # Taps outside of the image, at distances that still fit in 32 bits.
     for dilation in (50000, 65532):
         far = {"dilations": (dilation, dilation), "padding": "SAME"}
         yield _case(f"dilations_{dilation}", (1, 4, 4), (1, 2), 2, use, **far)
@@ -122,7 +122,7 @@ def _correctness_cases():
         yield _case(f"planes_{rows}", *sizes, use, pose=(rows, 4, 4))
     yield _case("long_sums_of_pixels", (40, 12, 13), (1, 2), 2, use)
     yield _case("many_samples", (70001, 1, 1), (1, 1), 1, use)
-    # Filters about the sizes that a GPU's block keeps whole: of 16 KB at most.
+    # Filters around 16 KB, the largest that a GPU's block keeps whole.
     for taps in (3, 4, 6, 8, 11):
         yield _case(f"small_taps_{taps}", (2, 5, 21), (3, 1), (2, taps), use)
     for rows, columns in ((1, 8), (2, 9), (8, 16), (16, 17)):
@@ -139,7 +139,7 @@ def _correctness_cases():
 
 
 def _one_row_cases(use):
-    """Yields cases of poses of one row, whose contraction may fit in a block."""
+    """Yields cases of poses of one row; their contraction may fit in a block."""
     one = {"pose": (1, 1, 1)}
     for columns in (4, 28, 36, 64, 68, 132, 260, 6000):
         sizes = (2, 9, 39 if columns > 260 else 8), (1, columns), 3
@@ -159,7 +159,7 @@ def _one_row_cases(use):
 
 
 def _row_cases(use):
-    """Yields cases of poses of one row, about the tiles of CPUs for such poses."""
+    """Yields poses of one row, with sizes around the CPU's tiles for such poses."""
     one, vectors = {"pose": (1, 1, 1)}, {"pose": (1, 2, 4)}
     for columns in (15, 16, 17, 32, 47, 65, 127, 128, 129):
         sizes = (2, 5, 4), (5, columns), (2, 3)
@@ -201,7 +201,7 @@ def _row_cases(use):
 
 
 def _few_columns_cases(use):
-    """Yields long sums over taps down and channels, to 16 columns at most."""
+    """Yields long sums over kernel rows and channels, with up to 16 columns."""
     one_way = {"pose": (3, 4, 3)}
     moved = {"strides": (2, 3), "dilations": (2, 1), "padding": "SAME"}
     halved = {"strides": (2, 2), "padding": "SAME"}
@@ -215,7 +215,7 @@ def _few_columns_cases(use):
 
 
 def _boxes_cases(use):
-    """Yields poses of one row at edges of 128 rows, 64 terms, 128 and 256 columns."""
+    """Yields poses of one row around 128 rows, 64 terms, and 128 and 256 columns."""
     pose = {"pose": (1, 8, 8)}
     for channels in (7, 8, 9, 15, 16, 17, 31, 32, 33):
         sizes = (3, 4, 5), (channels, 3), (2, 3)
@@ -242,7 +242,7 @@ def _boxes_cases(use):
 
 
 def _grid_cases(use):
-    """Yields cases of more than 65535 of each dimension, mostly with 1x1x1 poses."""
+    """Yields cases with a dimension above 65535, each in turn; most poses are 1x1x1."""
     many, one = 70001, {"pose": (1, 1, 1)}
     yield _case("grid_of_rows", (1, many, 2), (1, 2), (2, 1), use, **one)
     yield _case("grid_of_columns", (1, 2, many), (1, 2), (1, 2), use, **one)
@@ -353,7 +353,7 @@ def _output_shape(case):
 
 
 def _convolution_of_the_fold(inputs, weights, **attributes):
-    """Convolves the numbers as if they were folded, without any transpose."""
+    """Convolves the numbers as if they were folded already, without a transpose."""
     batch, height, width, in_channels, *depth, rows, inner = inputs.shape
     *kernel, _, out_channels, columns = (*weights.shape[:4], weights.shape[-1])
     images = math.prod((batch, *depth, rows))
@@ -376,7 +376,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Counts forward, inputs and grad read once, and two gradients written.
+    """Counts the forward pass, one read of inputs and grad, and two gradients written.
 
     Each gradient takes as many products as the output.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsuleConvRouting.
 
-A case has one, two or three spatial axes. `kernels` is how many kernels there are: one
-for all types of children, or one for each.
+A case has one, two or three spatial axes. `kernels` is the number of kernels: one for
+all types of children, or one for each type.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _case(
 
 
 def _window_cases(*uses):
-    """Yields windows over all numbers of axes, small enough for finite differences."""
+    """Yields windows over 1, 2 and 3 axes, small enough for finite differences."""
     up, leaky, own = {"transposed": True}, {"leaky": True}, {"own": True}
     yield _case("ones", (1,), (1,), (1, 1, 1, 1), *uses)
     yield _case("line", (11,), (3,), (2, 3, 5, 7), *uses, strides=2, dilations=2)
@@ -88,7 +88,7 @@ def _correctness_cases():
     yield from _window_cases(use, cases.GRADIENT)
     yield _case("primes", (7, 5), (3, 2), (5, 3, 7, 11), use, leaky=True)
     yield _case("large_primes", (13, 11), (5, 3), (7, 5, 3, 13), use, own=True, **_SAME)
-    # Numbers of capsules about the widths of vectors and warps.
+    # Numbers of capsules around the widths of vectors and warps.
     for place, name in enumerate(_CAPSULES):
         for size in (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 65):
             capsules = [3, 4, 3, 4]
@@ -111,9 +111,9 @@ def _correctness_cases():
         kernel = (3,) * len(image)
         more = {**_SAME, **more, "batch": batch}
         yield _case(name, image, kernel, (4, 3, 8, 16), use, **more)
-    # Of kernels with wgmma for slabs: votes of rows or windows, and gradients of
-    # weights, for which the positions of a row (pixels times types) must be a multiple
-    # of 32, or of 64 in 16 bits.
+    # For kernels with wgmma that work on slabs: votes of rows or windows, and gradients
+    # of weights. These need a row's positions (pixels times types) to be a multiple of
+    # 32, or of 64 in 16 bits.
     for name, image, kernel, in_dim, more in (
         ("rows", (13, 20), (3, 3), 32, {"dilations": 2}),
         ("rows_up", (43, 64), (3, 4), 32, {**_UP, "strides": (1, 2), "batch": 1}),
@@ -125,7 +125,7 @@ def _correctness_cases():
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, (8, in_dim, 4, 32), use, **more)
-    # And gradients of the image, which tiles of whole pixels add up.
+    # For gradients of the image, which tiles of whole pixels add up.
     for name, image, kernel, capsules, more in (
         ("tiles_direct", (9, 57), (3, 1), (5, 24, 3, 16), {}),
         ("tiles_gaps", (9, 61), (3, 4), (7, 40, 3, 16), {"strides": 3, "dilations": 2}),
@@ -165,7 +165,7 @@ def _all_cases():
     yield _case("n1_256x256_8x16_4x16_k5", *image, use, **gpu)
     up = {**gpu, **_UP}
     yield _case("segcaps_up_64", (64, 64), (4, 4), (8, 32, 8, 32), use, **up)
-    # Of DeepCaps and of 3D-UCaps, and a volume on the way up.
+    # Layers of DeepCaps and of 3D-UCaps, and a volume on the way up.
     image = (8, 8), (3, 3), (32, 8, 32, 8)
     yield _case("n64_8x8_32x8_32x8_k3", *image, use, **{**gpu, "batch": 64})
     volume = (32, 64, 64), (5, 5, 5), (8, 16, 8, 32)
@@ -187,11 +187,11 @@ def _image(case):
 
 
 def _draw(case, rng):
-    """Draws weights that make the sums of votes about 1 long, as for CapsuleRouting.
+    """Draws weights with which sums of votes are about 1 long, as for CapsuleRouting.
 
-    Biases are three times as long. The direction of a sum of length 0, and with it all
-    gradients, would depend on how its terms were rounded. Where there are no votes,
-    there is no bias either, and the parents are zeros.
+    Biases are three times as long: the direction of a sum of length 0, and with it all
+    gradients, would depend on how its terms were rounded. If there are no votes, the
+    bias is zero, and so are the parents.
     """
     image, kernel = _image(case)
     sizes = case.sizes
@@ -238,7 +238,7 @@ def _elements(case):
 
 
 def _flops(case):
-    """Returns those of the convolution, and of a sum over all votes."""
+    """Returns the FLOPs of the convolution, and of a sum over all votes."""
     image, kernel = _image(case)
     sizes = case.sizes
     few = image if case.attributes["transposed"] else _output_size(case)
@@ -248,7 +248,7 @@ def _flops(case):
 
 
 def _forward_cost(case):
-    """Counts votes, a sum of them in each iteration, and R - 1 times the logits."""
+    """Counts votes, their sum in each iteration, and R - 1 updates of the logits."""
     votes, each = _flops(case)
     return Cost(
         sum(_elements(case)), votes + (2 * case.attributes["iterations"] - 1) * each
@@ -258,9 +258,8 @@ def _forward_cost(case):
 def _training_cost(case):
     """Counts forward; votes and routing again; and the two products of the gradient.
 
-    Backward, an iteration has the gradients of the shares, and two products that make
-    the gradient of the votes; each but the first also one that makes that of the
-    parents before, and has no second product.
+    In the backward pass, `2 R` products give the gradients of shares and votes, and
+    `2 (R - 1)` more give those that pass through the logits.
     """
     inputs, output = _elements(case)
     votes, each = _flops(case)

@@ -31,7 +31,7 @@ def _case(name, sizes, *uses, kernel=(1, 1), given=ALL, devices=("CPU", "GPU"), 
 
 
 def _normalized(name, sizes, *uses, **more):
-    """A case for each set that shares may be normalized over."""
+    """Yields a case for each set that shares may be normalized over."""
     for normalize in capsule_moments.NORMALIZATIONS:
         yield _case(f"{name}_{normalize}", sizes, *uses, normalize=normalize, **more)
 
@@ -45,7 +45,7 @@ def _correctness_cases():
     yield from _normalized("dilations", primes, use, **three, dilations=(2, 1))
     yield from _normalized("matrices", (2, 5, 5, 9, 17, 4, 4, 4), use, kernel=(3, 3))
     yield from _normalized("coordinates", (2, 3, 3, 5, 10, 4, 5, 4), use)
-    # All lanes of a warp, and more windows than a block has.
+    # Parents for all lanes of a warp, and more windows than a block has.
     rows = (3, 4, 5, 8, 32, 4, 4, 4)
     yield from _normalized("rows_of_warps", rows, use, kernel=(2, 2))
     equal = ("activations", "center")
@@ -107,7 +107,7 @@ def _all_cases():
     second = (4, 6, 6, 32, 32, 4, 4, 4)
     yield _case("em_second_b4", second, cases.NETWORKS, kernel=(3, 3), **em)
     for batch, device in ((64, "GPU"), (4, "CPU")):
-        # All positions, whose coordinates are the fifth column of a pose.
+        # All positions in one window; their coordinates are a pose's fifth column.
         sizes, em["devices"] = (batch, 4, 4, 32, 10, 4, 5, 4), (device,)
         name = f"em_classes_b{batch}"
         yield _case(name, sizes, cases.NETWORKS, kernel=(4, 4), **em)
@@ -123,7 +123,7 @@ def _all_cases():
 
 
 def _shapes(case):
-    """Returns the shapes of all inputs by name, and that of the output."""
+    """Returns the shapes of all inputs by name, and the shape of the output."""
     batch, height, width, channels, parents, rows, inner, columns, *kernel = (
         case.sizes.values()
     )
@@ -150,7 +150,7 @@ def _shapes(case):
 
 
 def _draw(case, rng):
-    """Draws votes of about one, and activations and precisions that are positive."""
+    """Draws inputs with votes of about one; activations and precisions are positive."""
     scale = (3 / max(1, case.sizes["inner"])) ** 0.5
     low = {"activations": 0, "precision": 0, "weights": -scale}
     high = {"precision": 2, "weights": scale}
@@ -185,7 +185,7 @@ def _plain(*operands, strides, padding, dilations, **others):
 
 
 def _counts(case):
-    """Returns the elements of inputs and output, and the products of a vote pass."""
+    """Returns the shapes of inputs and output, and how many numbers all votes have."""
     shapes, output = _shapes(case)
     sizes = case.sizes
     pairs = sizes["kernel_height"] * sizes["kernel_width"] * sizes["channels"]
@@ -198,7 +198,7 @@ def _elements(*shapes):
 
 
 def _flops(case, votes, passes):
-    """Counts votes, and two operations for each statistic and moment of a number."""
+    """Counts the votes, three operations per statistic, and two per moment."""
     statistics = sum(
         name in ("linear", "precision") for name in case.attributes["given"]
     )
@@ -212,7 +212,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Counts forward, votes and logits again, and the products with both operands."""
+    """Counts three passes over the votes, and the products with both operands."""
     shapes, output, votes = _counts(case)
     flops = _flops(case, votes, 3) + 4 * votes * case.sizes["inner"]
     return Cost(3 * _elements(*shapes.values()) + 2 * _elements(output), flops)

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsulePrediction.
 
-The kernels work differently around these sizes: vectors of 4, 8 and 16 numbers, in_dim
-up to 8, 16, 32 and beyond, tiles of 32, 64, 160 and 512 output columns (out_caps *
-out_dim), batches of up to 16 samples, tiles of 4, 8, 32, 64 and 128 samples. The cases
-are one below, at, and one above each; there are also panels of columns, outputs that
-bypass the caches, and more blocks than one dimension of a CUDA grid holds.
+The kernels work differently around these sizes:
+
+* vectors of 4, 8 and 16 numbers;
+* in_dim up to 8, 16, 32 and beyond;
+* tiles of 32, 64, 160 and 512 output columns (out_caps * out_dim);
+* batches of up to 16 samples, and tiles of 4, 8, 32, 64 and 128 samples.
+
+The cases are one below, at, and one above each. There are also panels of columns,
+outputs that bypass the caches, and more blocks than one dimension of a CUDA grid holds.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ def _correctness_cases():
         yield _case(f"columns_{columns}", (5, 3, *_columns(columns), 8), use)
     for batch in sorted({*_around(4, 8, 16, 32, 64, 128), 1, 2}):
         yield _case(f"batch_{batch}", (batch, 3, 4, 8, 8), use)
-    for in_dim in (1, 2, 4, 16):  # few samples, whose weights a CPU does not transpose
+    for in_dim in (1, 2, 4, 16):  # with few samples, a CPU does not transpose weights
         yield _case(f"few_in_dim_{in_dim}", (3, 3, 2, 16, in_dim), use)
     yield _case("tiles_of_both", (37, 3, 16, 20, 13), use)
     yield _case("tiles_of_both_in_words", (37, 3, 32, 16, 16), use)
@@ -130,7 +134,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Counts forward, then one pass over grad that gives both gradients."""
+    """Counts the forward pass, then one pass over grad that gives both gradients."""
     inputs, weights, output, flops = _operands(case)
     return Cost(3 * (inputs + weights) + 2 * output, 3 * flops)
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of CapsuleRouting.
 
-The sizes lie below, at and above those of tiles and vectors: batches around 16 and 32,
-in_dim around 8 and 16, out_dim around 8, 16 and 32, out_caps around 4, 12 and 48 and as
-in known networks, and more input capsules and samples than one dimension of a CUDA grid
-holds.
+The sizes are below, at and above those of tiles and vectors: batches around 16 and 32,
+in_dim around 8 and 16, out_dim around 8, 16 and 32, and out_caps around 4, 12 and 48.
+There are also the sizes of known networks, and more input capsules and samples than one
+dimension of a CUDA grid holds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _correctness_cases():
         yield _case(f"out_dim_{out_dim}", (3, 7, 5, out_dim, 4), use)
     for in_dim in (1, 2, 7, 8, 9, 16, 17, 64):
         yield _case(f"in_dim_{in_dim}", (5, 7, 3, 6, in_dim), use)
-    # So few samples that other numbers are in the lanes of a CPU's vectors.
+    # So few samples that a CPU's vectors hold other numbers than samples.
     for sizes in (
         (1, 37, 5, 17, 8),
         (1, 9, 2, 3, 64),
@@ -57,8 +57,8 @@ def _correctness_cases():
     ):
         yield _case("few_" + "_".join(map(str, sizes)), sizes, use)
     yield _case("all_long", (19, 35, 13, 33, 17), use, iterations=2)
-    # What tensor cores take: tiles of 16 samples in pairs, groups of 4 output capsules
-    # (12 at most; in the gradient of 16 elements 8), input capsules in pairs, 3
+    # Sizes for tensor cores: tiles of 16 samples in pairs, groups of 4 output capsules
+    # (at most 12, or 8 in the gradient of 16 elements), input capsules in pairs, and 3
     # iterations at once.
     for sizes, iterations in (
         ((1, 1, 1, 8, 8), 3),
@@ -100,10 +100,10 @@ def _all_cases():
 
 
 def _draw(case, rng):
-    """Draws weights that make the sums about 1 long.
+    """Draws weights with which the sums are about 1 long.
 
-    Routing then neither fades away nor decides at once for one output capsule; deciding
-    at once would amplify every rounding error from one iteration to the next.
+    Routing then neither fades away nor decides for one output capsule at once, which
+    would amplify every rounding error from one iteration to the next.
     """
     batch, in_caps, out_caps, out_dim, in_dim = (case.sizes[d] for d in _DIMS)
     scale = min(1, 3 * out_caps / max(1, in_caps * out_dim * in_dim) ** 0.5)
@@ -118,7 +118,7 @@ def _output_shape(case):
 
 
 def _einsum(inputs, weights, logits, iterations, epsilon=_EPSILON):
-    """Routes by procedure 1 of Sabour et al. (2017), as it stands."""
+    """Routes by procedure 1 of Sabour et al. (2017), step by step."""
     predictions = tf.einsum("bik,ijdk->bijd", inputs, weights)
     logits = tf.tile(logits[tf.newaxis], [tf.shape(inputs)[0], 1, 1])
     for iteration in range(iterations):
@@ -140,9 +140,10 @@ def _operands(case):
 
 
 def _forward_flops(case):
-    """Counts predictions and their sum in every iteration, and R - 1 times the logits.
+    """Counts predictions and their sum in all R iterations, and R - 1 logit updates.
 
-    Each prediction costs in_dim multiply-adds, and one in each of the two sums.
+    Each number of a prediction costs in_dim multiply-adds, and one in each of the two
+    sums.
     """
     iterations, in_dim = case.attributes["iterations"], case.sizes["in_dim"]
     predictions = _operands(case)[-1]
@@ -157,11 +158,11 @@ def _forward_cost(case):
 def _training_cost(case):
     """Counts forward, which writes the sums of each iteration, and backward.
 
-    Backward, each iteration but the first has a pass that computes the predictions, the
-    logits, the gradient of the coefficients and one sum. A last pass computes the
-    predictions once; then, for each iteration, logits, the gradient of the coefficients
-    and two products (the first iteration has neither logits nor the second product);
-    and multiplies the result with weights and inputs.
+    In the backward pass, each iteration but the first has a pass that computes the
+    predictions, the logits, the gradient of the coefficients and one sum. A last pass
+    computes the predictions once; then, for each iteration, logits, the gradient of the
+    coefficients and two products (the first iteration has neither logits nor the second
+    product); and multiplies the result with weights and inputs.
     """
     inputs, weights, logits, output, predictions = _operands(case)
     iterations, in_dim = case.attributes["iterations"], case.sizes["in_dim"]

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cases, rivals and costs of HighOrderConv.
 
-The cases are images and channels below, at and above the powers of two of the tiles;
-windows of every form, also far larger than the image; dilations up to the largest; more
-of everything than one dimension of a CUDA grid holds; and wider images than the 1024
+The cases are images and channels below, at and above the tile sizes (powers of two);
+windows of every form, also far larger than the image; dilations up to the largest;
+sizes above the limit of one dimension of a CUDA grid; and images wider than the 1024
 pixels at which the paper's kernel stops. Each comes in both orders of axes.
 """
 
@@ -19,7 +19,7 @@ from tf_capsops.bench.cases import Case, Cost
 from tf_capsops.ops.high_order_conv import high_order_conv2d, offsets, plain
 
 _IMAGE = ("batch", "height", "width", "channels")
-_PATCHES_BYTES = 1 << 33  # what the rival of this name may gather
+_PATCHES_BYTES = 1 << 33  # the most bytes that the rival `patches` may gather
 
 
 def _pair(value):
@@ -87,7 +87,7 @@ def _correctness_cases():
     for size in (2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65):
         yield from _both(f"height_{size}", (2, size, 3, 3), 3, use)
     yield from _both("channels_256", (1, 3, 2, 256), 3, use)
-    # Last groups of a task, and of all, that are fewer than those before.
+    # Fewer groups in the last pass of a task, and in the last task.
     yield from _both("fewer_groups_at_a_time", (1, 5, 56, 8), 5, use, groups=8)
     yield from _both("fewer_groups_in_a_task", (1, 7, 20, 576), 7, use, groups=36)
     for channels, groups in (
@@ -103,10 +103,10 @@ def _correctness_cases():
         name = f"kernel_{kernel[0]}_{kernel[1]}"
         yield from _both(name, (2, 9, 10, 3), kernel, use)
         yield from _both(f"{name}_groups", (1, 6, 19, 4), kernel, use, groups=2)
-    # Strips of rows, and packs of four pixels, that a kernel of this size shares.
+    # Strips of rows, and packs of four pixels, for windows of these sizes.
     yield from _both("kernel_5_5_width_600", (1, 9, 600, 3), 5, use)
     yield from _both("kernel_7_7_width_12", (2, 9, 12, 3), 7, use)
-    # More channels than a task of the CPU does at a time, in several steps of rows.
+    # More channels than a CPU task handles at a time, in several steps of rows.
     yield from _both("channels_3001_kernel_9", (1, 9, 9, 3001), 9, use)
     for image, kernel in (
         ((1, 1, 1, 3), (7, 7)),
@@ -143,13 +143,13 @@ def _dilated_cases(use):
     for dilation in (50000, 2**16, 2**30, 2**31 - 1):
         name = f"dilations_{dilation}"
         yield from _both(name, (2, 3, 4, 2), 5, use, dilations=dilation)
-    # Four rows of 2^30 pixels are none in 32 bits.
+    # Four times 2^30 rows wrap to zero in 32 bits.
     far = {"dilations": (2**30, 2**29)}
     yield from _both("dilations_that_wrap", (1, 3, 4, 2), (9, 17), use, **far)
 
 
 def _grid_cases(use):
-    """Yields cases of more than 65535 of each dimension in turn."""
+    """Yields cases with a dimension above 65535, each in turn."""
     many = 70001
     yield from _both("grid_of_samples", (many, 1, 1, 1), 1, use)
     yield from _both("grid_of_images", (many, 1, 2, 1), (1, 3), use)
@@ -179,8 +179,8 @@ def _all_cases():
     use = cases.ANCHORS
     yield from _both("n64_224x224_c3_k5", (64, 224, 224, 3), 5, use, **gpu)
     yield from _both("n8_224x224_c3_k5", (8, 224, 224, 3), 5, use, **cpu)
-    # The batches of the paper's charts; then Li et al., "Involution" (2021), whose
-    # groups are of 16 channels.
+    # The batches of the paper's charts; then Li et al., "Involution" (2021), with
+    # groups of 16 channels.
     use = cases.NETWORKS
     for batch in (8, 16, 32, 128, 256, 512):
         yield _case(f"paper_b{batch}", (batch, 224, 224, 3), 5, use, **gpu)
@@ -210,7 +210,7 @@ def _output_shape(case):
 
 
 def _patches(inputs, filters, kernel_size, groups, dilations, data_format):
-    """Gathers what each pixel reads, and reduces it with the filters."""
+    """Gathers the patch that each pixel reads, and reduces it with the filters."""
     gathered = inputs.shape.num_elements() * math.prod(kernel_size) * inputs.dtype.size
     if gathered > _PATCHES_BYTES:
         text = f"the patches would be {gathered / 1e9:.1f} GB"
@@ -246,7 +246,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Counts forward, inputs and grad read once, and two gradients written.
+    """Counts the forward pass, one read of inputs and grad, and two gradients written.
 
     Each gradient takes as many products as the output.
     """

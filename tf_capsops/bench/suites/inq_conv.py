@@ -4,7 +4,7 @@
 
 The cases are channels and pixels below, at and above the sizes of tiles; every number
 of bits; all kinds of strides, dilations and padding; images smaller than the window;
-long sums; and more of everything than one dimension of a CUDA grid holds.
+long sums; and sizes above the limit of one dimension of a CUDA grid.
 """
 
 from __future__ import annotations
@@ -89,18 +89,18 @@ def _correctness_cases():
     yield _case("far_strides", (2, 3, 4), (2, 3), 2, use, padding="VALID", **far)
     far = {"dilations": (2**30, 2**31 - 1)}
     yield _case("far_dilations", (2, 3, 4), (2, 3), 3, use, **far)
-    # Beside the image, but not too far to be counted in 32 bits.
+    # Taps outside of the image, at distances that still fit in 32 bits.
     yield _case("beside", (1, 4, 4), (1, 2), 2, use, dilations=(50000, 65532))
     # Most pixels of the input reach no output.
     yield _case("pixels_left_out", (3, 14, 13), (16, 16), 1, use, strides=(3, 2))
     yield _case("wide", (1, 3, 300), (2, 3), 3, use)
     yield _case("tall", (1, 300, 3), (3, 2), (3, 2), use, strides=(2, 1))
     yield _case("dense", (33, 1, 1), (70, 65), 1, use)
-    # Kernel positions whose pixels follow each other, in the middle of an image.
+    # Kernel positions that read consecutive pixels in the middle of an image.
     for channels, strides in itertools.product((1, 3, 65), (1, 2)):
         name, sizes = f"rows_{channels}_by_{strides}", ((2, 9, 40), (channels, 16), 7)
         yield _case(name, *sizes, use, strides=strides)
-    # Tiles that follow each other in a row, beside the edges and in several groups.
+    # Consecutive tiles of a row, at the edges and in several groups.
     for width in (29, 43, 70):
         yield _case(f"spans_{width}", (2, 5, width), (16, 32), 3, use)
         yield _case(
@@ -123,7 +123,7 @@ def _correctness_cases():
 
 
 def _grid_cases(use):
-    """Yields cases of more than 65535 of each dimension in turn."""
+    """Yields cases with a dimension above 65535, each in turn."""
     many = 70001
     yield _case("grid_of_samples", (many, 1, 1), (1, 1), 1, use)
     yield _case("grid_of_rows", (1, many, 2), (1, 2), (2, 1), use)
@@ -156,7 +156,7 @@ def _all_cases():
     yield _case("n32_14x14_c256_o256_k3", (32, 14, 14), (256, 256), 3, use, **gpu)
     # The setup of Khandwawala, "Weight Sharing on CNN" (2018).
     yield _case("n1_1024x1024_c4_o128_k3", (1, 1024, 1024), (4, 128), 3, use, **gpu)
-    # ResNet-18's other layers, and AlexNet's second, which Zhou et al. quantize.
+    # Other layers of ResNet-18, and the second of AlexNet; Zhou et al. quantize both.
     use = cases.NETWORKS
     yield _case("resnet_first_b8", (8, 224, 224), (3, 64), 7, use, strides=2)
     yield _case("resnet_2_b8", (8, 56, 56), (64, 128), 3, use, strides=2)
@@ -190,7 +190,7 @@ def _case_steps(case):
 
 
 def _draw(case, rng):
-    """Draws codes; each weight of the code book is as likely as any other."""
+    """Draws inputs and codes; all codes of the book are equally likely."""
     image, codes, _ = _shapes(case)
     last = 2 ** (case.attributes["bits"] - 1)
     return (
@@ -222,7 +222,7 @@ def _forward_cost(case):
 
 
 def _training_cost(case):
-    """Counts forward, codes and grad read, and the input's gradient written."""
+    """Counts the forward pass, reading codes and grad, and writing one gradient."""
     forward = _forward_cost(case)
     return Cost(2 * forward.elements, 2 * forward.flops, 2 * forward.more_bytes)
 
