@@ -17,18 +17,18 @@ class MarginLoss(keras.losses.Loss):
     """Computes the margin loss on the lengths of the class capsules.
 
     `T_k max(0, m_plus - |v_k|)^2 + down_weight (1 - T_k) max(0, |v_k| - m_minus)^2`,
-    summed over the classes k: equation 4 of Sabour et al. (2017). Batches are averaged,
-    unless `reduction` says otherwise.
+    summed over the classes k: equation 4 of Sabour et al. (2017). The loss is the mean
+    over the batch, unless `reduction` says otherwise.
 
     Call arguments: `y_pred`, lengths `[..., classes]`; `y_true`, one-hot labels of the
     same shape, or integer labels `[..., 1]`; for lengths `[B, classes]` also `[B]`.
-    With one class, `[..., 1]` is read as one-hot. An integer that is no class is an
-    `InvalidArgumentError`, and makes the loss NaN where XLA compiles it.
+    With one class, `[..., 1]` is read as one-hot. An integer that is not a class raises
+    an `InvalidArgumentError`; compiled by XLA, it makes the loss NaN instead.
 
     Args:
-      m_plus: the length to exceed for the class that is there.
-      m_minus: the length to stay below for the others.
-      down_weight: the weight of the others.
+      m_plus: the length that the capsule of a present class should exceed.
+      m_minus: the length below which the capsules of absent classes should stay.
+      down_weight: the weight of absent classes.
       reduction, name, dtype: as for every Keras loss.
 
     Raises:
@@ -86,30 +86,30 @@ class MarginLoss(keras.losses.Loss):
 class SpreadLoss(keras.losses.Loss):
     """Computes the spread loss on the activations of the class capsules.
 
-    `max(0, m - (a_t - a_i))^2`, summed over the classes i other than the true one t:
+    `max(0, m - (a_t - a_i))^2`, summed over the classes i other than the true class t:
     equation 3 of Hinton, Sabour and Frosst, "Matrix Capsules" (2018). The margin m
     grows linearly, from `start` to `end` over the first `steps` steps of training, so
-    that capsules do not die early. Batches are averaged, unless `reduction` says
-    otherwise.
+    that capsules do not die early. The loss is the mean over the batch, unless
+    `reduction` says otherwise.
 
-    A pair of classes t and i counts `y_t (1 - y_i)`, with the labels y. So where a
-    sample has several true classes, the sums of all of them are added, and true classes
-    are not compared with each other; smoothed labels weight the pairs; and a sample
-    without a label, all zeros, has the loss 0.
+    Each pair of classes t and i has the weight `y_t (1 - y_i)`, where y are the labels.
+    So if a sample has several true classes, their sums are added, and true classes are
+    not compared with each other. Smoothed labels weight the pairs. The loss of a sample
+    without a label, all zeros, is 0.
 
-    The steps are those of an optimizer, so that a run that is resumed goes on where it
-    stopped. `tf_capsops.models.matrix_capsnet` sees to it; of any other model call
-    `loss.follow(model.optimizer)` after `compile`, and after loading it from a file.
-    Without that the margin stays at `start`, or where it was in the file, and the loss
-    warns of it.
+    The loss reads the number of steps from an optimizer, so that a resumed run
+    continues where it stopped. `tf_capsops.models.matrix_capsnet` arranges this. For
+    any other model, call `loss.follow(model.optimizer)` after `compile`, and again
+    after loading the model from a file. Otherwise the margin stays at `start`, or at
+    its value in the file, and the loss warns about it.
 
     Call arguments: `y_pred`, activations `[..., classes]`; `y_true` as for
     `MarginLoss`.
 
     Args:
-      steps: how many steps it takes the margin to grow.
-      start: the first margin.
-      end: the last margin.
+      steps: the number of steps over which the margin grows.
+      start: the margin at the first step.
+      end: the margin after `steps` steps.
       reduction, name, dtype: as for every Keras loss.
 
     Raises:
@@ -146,12 +146,12 @@ class SpreadLoss(keras.losses.Loss):
         self.end = end
         self._steps_in_file = 0
         self._followed = None
-        self._optimizer = None  # the one followed, for Keras to see, or None
+        self._optimizer = None  # Set when a file of an earlier release is loaded.
 
     def follow(self, optimizer):
-        """Takes the steps of a Keras optimizer for those of the margin."""
-        # In a function, because Keras saves what it sees as a part of the loss, and a
-        # model that is loaded would look for its optimizer elsewhere.
+        """Makes the margin grow with the steps of a Keras optimizer."""
+        # A function hides the optimizer from Keras, which would save it as a part of
+        # the loss. A loaded model looks for its optimizer elsewhere.
         self._followed = lambda: optimizer
 
     def call(self, y_true, y_pred):
@@ -166,7 +166,7 @@ class SpreadLoss(keras.losses.Loss):
 
     def _margin(self):
         if self._followed is None:
-            # Rounded as below, but for the exact start.
+            # Rounded to float32 as below, except that 0 gives exactly `start`.
             grown = np.float32(min(self._steps_in_file, self.steps)) / self.steps
             grown = grown if self._steps_in_file else 0.0
         else:
@@ -191,7 +191,7 @@ class SpreadLoss(keras.losses.Loss):
             self._optimizer = None
             self._steps_in_file = int(np.asarray(store["steps"]))
         elif self._followed is not None:
-            # Files of earlier releases have the optimizer as a part of the loss.
+            # Files of earlier releases hold the optimizer as a part of the loss.
             self._optimizer = self._followed()
 
     def get_config(self):
@@ -205,16 +205,16 @@ class SpreadLoss(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class ReconstructionLoss(keras.losses.Loss):
-    """Sums squared errors over a sample, as the decoder's loss of Sabour et al. (2017).
+    """Computes the sum of squared errors over a sample, the loss of decoders.
 
-    Section 4.1 there adds 0.0005 of it to the margin loss. Batches are averaged,
-    unless `reduction` says otherwise.
+    Sabour et al. (2017), section 4.1, add 0.0005 of it to the margin loss. The loss is
+    the mean over the batch, unless `reduction` says otherwise.
 
     Call arguments: `y_true` and `y_pred`, `[B, ...]` of one shape. Nothing broadcasts.
 
     Raises:
       ValueError: if the shapes differ.
-      tf.errors.InvalidArgumentError: if they turn out to differ when a graph runs.
+      tf.errors.InvalidArgumentError: if shapes unknown in a graph differ when it runs.
 
     >>> from tf_capsops.losses import ReconstructionLoss
     >>> float(ReconstructionLoss()([[0.0, 0.0]], [[1.0, 2.0]]))
@@ -240,19 +240,19 @@ class ReconstructionLoss(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class WeightedBinaryCrossentropy(keras.losses.Loss):
-    """A cross-entropy of every class by itself, in which its positives weigh more.
+    """Computes the binary cross-entropy of every class, with a weight for positives.
 
-    `-(positive_weight y log p + (1 - y) log(1 - p))`, averaged over the classes: the
-    segmentation loss of LaLonde and Bagci, "Capsules for Object Segmentation" (2018),
-    with `positive_weight = (1 - p) / p` for an object that has the share p of all
-    pixels. With a weight of 1 it is `keras.losses.BinaryCrossentropy`. Batches are
-    averaged, unless `reduction` says otherwise.
+    `-(positive_weight y log p + (1 - y) log(1 - p))`, averaged over the classes. This
+    is the segmentation loss of LaLonde and Bagci, "Capsules for Object Segmentation"
+    (2018), with `positive_weight = (1 - q) / q` for an object that covers the fraction
+    q of all pixels. With a weight of 1, it is `keras.losses.BinaryCrossentropy`. The
+    loss is the mean over the batch, unless `reduction` says otherwise.
 
     Call arguments: `y_pred`, probabilities or lengths `[..., classes]` from 0 to 1;
     `y_true` as for `MarginLoss`.
 
     Args:
-      positive_weight: the weight of the class where it is there, above 0.
+      positive_weight: the weight of positive labels, above 0.
       reduction, name, dtype: as for every Keras loss.
 
     Raises:
@@ -290,7 +290,7 @@ class WeightedBinaryCrossentropy(keras.losses.Loss):
 
 
 def one_hot_labels(labels, lengths):
-    """Returns labels in the form of `lengths`: one entry a class, of its dtype.
+    """Returns labels in the shape and dtype of `lengths`, with one entry per class.
 
     Args:
       labels: one-hot, `[..., classes]`; or integers, `[..., 1]`, or `[B]` for lengths
@@ -299,8 +299,8 @@ def one_hot_labels(labels, lengths):
 
     Raises:
       ValueError: if `labels` has none of these shapes.
-      tf.errors.InvalidArgumentError: if an integer is no class. Compiled by XLA there
-        is no error, and the entries of its sample are NaN.
+      tf.errors.InvalidArgumentError: if an integer is not a class. Compiled by XLA,
+        there is no error, and the entries of the sample are NaN.
 
     >>> import tensorflow as tf
     >>> from tf_capsops.losses import one_hot_labels
@@ -321,7 +321,8 @@ def one_hot_labels(labels, lengths):
 
     if has_shape(classes):
         return tf.cast(labels, lengths.dtype)
-    # [batch, caps] may well be one-hot labels, for capsules that Length has not seen.
+    # If `lengths` are capsules, because the model lacks a Length layer, [batch, caps]
+    # may well be one-hot labels. So integers without a last axis need [batch, classes].
     last = (1,) if len(outer) > 1 else ()
     if has_shape(1):
         labels = tf.squeeze(labels, axis=-1)
@@ -337,9 +338,10 @@ def one_hot_labels(labels, lengths):
 
 
 def _one_hot_labels_of_unknown_rank(labels, lengths):
-    """Decides at run time, in a function that has been called with several ranks.
+    """Finds out at run time whether labels are one-hot or integers.
 
-    Both forms are computed, because XLA compiles every branch for every rank.
+    A function that has been called with several ranks does not know the rank. Both
+    forms are computed, because XLA compiles every branch for every rank.
     """
     *outer, classes = shapes.dimensions(lengths)
     is_one_hot = _has_shape(labels, [*outer, classes])
@@ -361,12 +363,12 @@ def _one_hot_labels_of_unknown_rank(labels, lengths):
 
     integers = _one_hot_integers(taken(~is_one_hot, outer), classes, lengths.dtype)
     given = tf.cast(taken(is_one_hot, [*outer, classes]), lengths.dtype)
-    # XLA leaves assertions out: NaN says it there.
+    # XLA drops assertions. There, NaN reports the error.
     return tf.where(fits, tf.where(is_one_hot, given, integers), math.nan)
 
 
 def _has_shape(tensor, shape):
-    """Whether a tensor has a shape, as a tensor."""
+    """Returns whether a tensor has a shape, as a boolean tensor."""
     found = tf.concat([tf.shape(tensor), tf.ones_like(shape)], 0)[: len(shape)]
     is_same = tf.reduce_all(tf.equal(found, shape))
     return is_same & tf.equal(tf.rank(tensor), len(shape))
@@ -380,5 +382,5 @@ def _one_hot_integers(labels, classes, dtype):
     check = tf.raw_ops.Assert(condition=tf.reduce_all(known), data=[text, wrong])
     with tf.control_dependencies([check]):
         one_hot = tf.one_hot(tf.cast(labels, tf.int32), classes, dtype=dtype)
-    # XLA leaves assertions out: NaN says it there.
+    # XLA drops assertions. There, NaN reports the error.
     return tf.where(known[..., tf.newaxis], one_hot, math.nan)

@@ -11,22 +11,23 @@ from tf_capsops.losses import one_hot_labels
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class ExactMatch(keras.metrics.Mean):
-    """The share of the samples whose classes with the highest scores are all right.
+    """The fraction of samples whose highest-scoring classes are exactly the true ones.
 
-    How Sabour et al. (2017), section 6, count on MultiMNIST, where images show two
-    digits: a pair counts if the two longest capsules are those of both.
+    Sabour et al. (2017), section 6, count in this way on MultiMNIST, where images show
+    two digits: a sample counts if its two longest capsules are those of both digits.
 
-    `update_state` takes `y_true`, `[B, classes]` with a 1 for each class that is there,
-    and `y_pred`, scores `[B, classes]`. A class of a smoothed label counts as there
-    above 0.5. Integer labels, `[B]` or `[B, 1]`, are samples of one class.
+    `update_state` takes `y_true`, `[B, classes]` with a 1 for each class that is
+    present, and `y_pred`, scores `[B, classes]`. With smoothed labels, a class is
+    present if its label is above 0.5. Integer labels, `[B]` or `[B, 1]`, mean samples
+    of one class.
 
     Args:
-      objects: how many classes a sample shows. With 1 this is the accuracy.
+      objects: the number of classes in a sample. With 1, the metric is the accuracy.
       name, dtype: as for every Keras metric.
 
     Raises:
-      ValueError: if `objects` is not a positive integer, or the labels have none of
-        these shapes.
+      ValueError: if `objects` is not a positive integer, there are fewer classes than
+        `objects`, or the labels have none of these shapes.
 
     >>> metric = tf_capsops.metrics.ExactMatch(objects=2)
     >>> metric.update_state([[1, 0, 1], [0, 1, 1]], [[0.6, 0.1, 0.4], [0.9, 0.8, 0.1]])
@@ -56,14 +57,14 @@ class ExactMatch(keras.metrics.Mean):
 
 
 def classes_read(scores):
-    """Returns which class is read at each pixel.
+    """Returns the predicted class of each pixel.
 
     Args:
       scores: `[..., classes]`.
 
     Returns:
-      Integers `[...]`: the class of the highest score; with one class 1, an object,
-      where the score is 0.5 or more, and else 0.
+      Integers `[...]`: the class with the highest score. With a single score per pixel,
+      1 (an object) if the score is 0.5 or more, and else 0.
 
     >>> from tf_capsops.metrics import classes_read
     >>> classes_read([[0.2, 0.8], [0.7, 0.3]]).numpy()
@@ -81,18 +82,19 @@ def classes_read(scores):
 class Dice(keras.metrics.Metric):
     """The Dice coefficient of a class, or its mean over the classes.
 
-    `2 TP / (2 TP + FP + FN)`, of the pixels of all samples together: the share of the
-    class in what was read as it or is it, counted twice where it is both. Keras has
-    `keras.metrics.OneHotIoU`, from which it follows for a class: `2 IoU / (1 + IoU)`.
+    The coefficient is `2 TP / (2 TP + FP + FN)`, where pixels of all samples are
+    counted together. `keras.metrics.OneHotIoU` gives it for a single class as
+    `2 IoU / (1 + IoU)`.
 
     `update_state` takes `y_pred`, scores `[..., classes]`, and `y_true`, one-hot of the
-    same shape or integers `[..., 1]`. The class of the highest score is read; with one
-    class, a score of 0.5 or more. `sample_weight` is `[B]`, or one for each pixel.
+    same shape or integers `[..., 1]`. The predicted class is the one with the highest
+    score; with one class, pixels with a score of 0.5 or more are predicted.
+    `sample_weight` is `[B]`, or has one weight for each pixel.
 
     Args:
-      num_classes: how many, the background included.
-      class_id: the class whose coefficient it is; None for the mean over those classes
-        that were there or read.
+      num_classes: the number of classes, including the background.
+      class_id: the class whose coefficient is computed; None for the mean over the
+        classes that were present or predicted.
       name, dtype: as for every Keras metric.
 
     Raises:

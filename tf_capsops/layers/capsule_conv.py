@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions over capsules, matrices instead of numbers."""
+"""Convolutions whose features are capsules: matrices instead of numbers."""
 
 import keras
 import tensorflow as tf
@@ -28,15 +28,16 @@ from tf_capsops.ops.capsule_conv_nd import (
 from tf_capsops.ops.squash import squash
 from tf_capsops.registered import registered
 
-# So that models whose layers have it as their activation can be saved and loaded.
+# Registered so that models that use it as an activation can be saved and loaded.
 keras.saving.register_keras_serializable("tf_capsops")(squash)
 
 
 class CapsuleConv(Coded):
-    """The base of layers that convolve capsules along any axes.
+    """Base class of the capsule convolutions along one, two or three axes.
 
-    A subclass has `axes`, what the axes are called that its window slides along, and
-    `convolve`, a function of `tf_capsops` of capsules, weights and the window.
+    A subclass sets `axes`, the names of the axes that its window slides along, and
+    `convolve`, the `tf_capsops` function that is called with capsules, weights and the
+    window's arguments.
     """
 
     axes = convolve = None
@@ -121,7 +122,7 @@ class CapsuleConv(Coded):
         return self.activation(outputs)
 
     def window(self):
-        """Returns the last arguments of `convolve`, by name."""
+        """Returns the keyword arguments of `convolve` that describe the window."""
         return {
             "strides": self.strides,
             "padding": self.padding,
@@ -175,43 +176,44 @@ class CapsuleConv(Coded):
 
 @registered
 class CapsuleConv2D(CapsuleConv):
-    """Convolution that multiplies pose matrices, by `tf_capsops.capsule_conv2d`.
+    """Convolution that multiplies pose matrices, with `tf_capsops.capsule_conv2d`.
 
-    Where `keras.layers.Conv2D` multiplies a feature by a weight, this layer multiplies
-    the P x Q pose of a capsule by a Q x R matrix, adds a pose `bias[o]` and applies
-    `activation`. All rows of a pose meet the same weights and stay apart, so a layer of
-    4 x 4 poses has a sixteenth of the weights of a `Conv2D` between as many features.
-    With poses of one row it is a `Conv2D` from C * Q features to filters * R.
+    A `keras.layers.Conv2D` multiplies a feature by a weight. This layer multiplies the
+    P x Q pose of a capsule by a Q x R matrix, sums over the window, adds the pose
+    `bias[o]` and applies `activation`. Every row of a pose is multiplied by the same
+    weights, and rows do not mix. A layer of 4 x 4 poses therefore has a sixteenth of
+    the weights of a `Conv2D` between equally many features. If poses have one row, the
+    layer is a `Conv2D` from C * Q features to filters * R.
 
-    Capsules may be of rank 3, as in P-CapsNets (Chen et al., 2019): G matrices side by
-    side, each with its own weights.
+    Capsules of rank 3, as in P-CapsNets (Chen et al., 2019), hold G matrices, each of
+    which has its own weights.
 
     Input shape: `[B, H, W, C, P, Q]`, or `[B, H, W, C, G, P, Q]` for rank 3.
     Output shape: `[B, H', W', filters, P, R]`, or `[B, H', W', filters, G, P, R]`.
     Batch, height and width may be unknown.
 
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, or `[KH, KW, C, filters, G, Q, R]`;
-    `bias` `[filters, P, R]`, or `[filters, G, P, R]`, a pose for each filter.
+    `bias` `[filters, P, R]`, or `[filters, G, P, R]`: one pose for each filter.
 
     Args:
-      filters: how many capsules each output pixel has.
+      filters: the number of capsules at each output pixel.
       pose_shape: the shape of the output poses, (P, R), or (G, P, R) for capsules of
-        rank 3. P and G are the input's: a convolution changes the columns alone.
+        rank 3. P and G must equal the input's: only the number of columns can change.
       kernel_size: one or two ints.
       strides: one or two ints.
       padding: `"valid"` or `"same"`, as for `keras.layers.Conv2D`.
       dilation_rate: one or two ints.
-      activation: a function of the output `[..., P, R]`, such as
-        `tf_capsops.squash`, which then squashes each row, or a name that Keras knows.
-      use_bias: whether there is a bias.
-      kernel_initializer: called for `[KH, KW, C * Q, filters * R]`, the kernel of the
-        plain convolution with the same fans, and once for each of the G matrices. An
-        initializer of your own must then draw new values at each call, or have `seed`
-        in its config.
+      activation: a function of the output `[..., P, R]`, or a name that Keras knows.
+        `tf_capsops.squash` squashes each row of a pose by itself.
+      use_bias: whether the layer has a bias.
+      kernel_initializer: called with the shape `[KH, KW, C * Q, filters * R]`, that of
+        an ordinary convolution with the same fan-in and fan-out. For capsules of rank 3
+        it is called once for each of the G matrices; a custom initializer must then
+        draw new values at each call, or have `seed` in its config.
       bias_initializer: as for `keras.layers.Conv2D`.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -229,10 +231,10 @@ class CapsuleConv2D(CapsuleConv):
 
 @registered
 class CapsuleConv1D(CapsuleConv):
-    """Convolution of lines of capsules, by `tf_capsops.capsule_conv1d`.
+    """Convolution of sequences of capsules, with `tf_capsops.capsule_conv1d`.
 
-    `CapsuleConv2D` with one axis less, as for the words of a text or the samples of a
-    signal.
+    This is `CapsuleConv2D` with one spatial axis, for data such as the words of a text
+    or the samples of a signal.
 
     Input shape: `[B, W, C, P, Q]`, or `[B, W, C, G, P, Q]` for capsules of rank 3.
     Output shape: `[B, W', filters, P, R]`, or `[B, W', filters, G, P, R]`. Batch and
@@ -255,10 +257,10 @@ class CapsuleConv1D(CapsuleConv):
 
 @registered
 class CapsuleConv3D(CapsuleConv):
-    """Convolution of volumes of capsules, by `tf_capsops.capsule_conv3d`.
+    """Convolution of volumes of capsules, with `tf_capsops.capsule_conv3d`.
 
-    `CapsuleConv2D` with one axis more, as for the slices of a scan or the pictures of
-    a film.
+    This is `CapsuleConv2D` with three spatial axes, for data such as the slices of a
+    scan or the frames of a video.
 
     Input shape: `[B, D, H, W, C, P, Q]`, or `[B, D, H, W, C, G, P, Q]` for capsules of
     rank 3. Output shape: `[B, D', H', W', filters, P, R]`, or with G before P. Batch,
@@ -280,7 +282,7 @@ class CapsuleConv3D(CapsuleConv):
 
 
 class CapsuleConvTranspose(CapsuleConv):
-    """The base of transposed convolutions of capsules, which are never dilated."""
+    """Base class of the transposed capsule convolutions, which allow no dilation."""
 
     is_transposed = True
 
@@ -293,13 +295,13 @@ class CapsuleConvTranspose(CapsuleConv):
 
 @registered
 class CapsuleConv2DTranspose(CapsuleConvTranspose):
-    """Transposed convolution of capsules, by `tf_capsops.capsule_conv2d_transpose`.
+    """Transposed convolution of capsules, with `tf_capsops.capsule_conv2d_transpose`.
 
-    What `keras.layers.Conv2DTranspose` is to `Conv2D`: the way up from small images to
-    large ones, as in a decoder.
+    It relates to `CapsuleConv2D` as `keras.layers.Conv2DTranspose` does to `Conv2D`: it
+    upsamples small images to large ones, as in a decoder.
 
-    Input shape: that of `CapsuleConv2D`. Output shape: that of `CapsuleConv2D`, with
-    `H' = H * stride` for `"same"`, and `H * stride + max(kernel - stride, 0)` for
+    Input shape: as for `CapsuleConv2D`. Output shape: as for `CapsuleConv2D`, with
+    `H' = H * stride` for `"same"`, and `H' = H * stride + max(kernel - stride, 0)` for
     `"valid"`; W' likewise.
 
     Weights, args and errors are those of `CapsuleConv2D`, but `dilation_rate` must
@@ -317,12 +319,12 @@ class CapsuleConv2DTranspose(CapsuleConvTranspose):
 
 @registered
 class CapsuleConv3DTranspose(CapsuleConvTranspose):
-    """Transposed convolution of volumes, by `tf_capsops.capsule_conv3d_transpose`.
+    """Transposed convolution of volumes, with `tf_capsops.capsule_conv3d_transpose`.
 
-    `CapsuleConv2DTranspose` with one axis more.
+    This is `CapsuleConv2DTranspose` with three spatial axes.
 
-    Input shape: that of `CapsuleConv3D`. Output shape: that of `CapsuleConv3D`, with
-    the sizes of `CapsuleConv2DTranspose` along all three axes.
+    Input shape: as for `CapsuleConv3D`. Output shape: as for `CapsuleConv3D`; the
+    formulas of `CapsuleConv2DTranspose` give the size of each spatial axis.
 
     Weights, args and errors are those of `CapsuleConv3D`, but `dilation_rate` must
     be 1.
@@ -338,9 +340,9 @@ class CapsuleConv3DTranspose(CapsuleConvTranspose):
 
 
 def _of_a_convolution(initializer, axes):
-    """Adapts an initializer of plain kernels to kernels `[..., C, O, ..., Q, R]`.
+    """Adapts an initializer of ordinary kernels to kernels `[..., C, O, ..., Q, R]`.
 
-    The first `axes` are the window.
+    The first `axes` dimensions of the kernel are the window.
     """
 
     def initialize(shape, dtype=None):

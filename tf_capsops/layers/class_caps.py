@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""One capsule for each class, from capsules at all positions."""
+"""The layer that routes the capsules at all positions to one capsule per class."""
 
 import numpy as np
 import tensorflow as tf
@@ -17,25 +17,25 @@ _AXES = ("batch", "height", "width", "channels")
 class ClassCaps(Routed):
     """Routes the capsules of a whole map to one capsule for each class.
 
-    The last layer of Hinton, Sabour and Frosst (2018). All positions share the weights,
-    and to tell them apart each vote is added its child's position ("coordinate
-    addition"): row and column of its center, in a map from 0 to 1, to the first two
-    numbers of the vote's last column.
+    This is the last layer of Hinton, Sabour and Frosst (2018). All positions share the
+    weights, so a vote alone does not tell where its child is. "Coordinate addition"
+    tells it: the row and the column of the child's center, scaled to the range from 0
+    to 1, are added to the first two numbers of the last column of each of its votes.
 
     Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`, of which
     only the batch may be unknown. Output: poses `[B, num_classes, P, R]` and
-    activations `[B, num_classes]`. Activations of 0 and masks are as for `ConvCaps2D`.
+    activations `[B, num_classes]`. Activations of 0 and masks work as in `ConvCaps2D`.
 
     Weights: `kernel` `[C, num_classes, Q, R]`, and those of the rule.
 
     Args:
-      num_classes: how many classes.
+      num_classes: the number of classes.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
-      coordinates: whether positions are added, for which P must be at least 2.
-      pose_shape: (P, R) of the parents' poses; P is the children's. None for the
-        children's (P, Q).
+      coordinates: whether to add positions to votes; P must then be at least 2.
+      pose_shape: (P, R), the shape of the parents' poses, with the children's P. None
+        for the children's (P, Q).
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -114,14 +114,14 @@ class ClassCaps(Routed):
 
 
 def _middles(count):
-    """Returns the middles of equal parts of the way from 0 to 1."""
+    """Returns the centers of `count` equal parts of the interval from 0 to 1."""
     if isinstance(count, int):
         return (np.arange(count) + 0.5) / count
     return (tf.range(tf.cast(count, "float64")) + 0.5) / tf.cast(count, "float64")
 
 
 def _with_coordinates(poses, weights):
-    """Gives poses a column, their positions, and weights the row that adds it."""
+    """Appends positions to poses as a column, and to weights the row that adds it."""
     batch, height, width, channels, rows, _ = dimensions(poses)
     is_known = isinstance(height, int) and isinstance(width, int)
     ops = np if is_known else tf

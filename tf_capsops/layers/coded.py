@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers have in common whose kernels may be codes, powers of two or zero."""
+"""The base class of layers whose kernel may be stored as power-of-two codes."""
 
 import keras
 import numpy as np
@@ -19,16 +19,18 @@ from tf_capsops.packing import pack, unpack
 
 
 class Coded(keras.layers.Layer):
-    """A layer whose kernel is a variable or, if it is given `bits`, codes.
+    """A layer whose kernel is a Keras variable or, with `bits`, an array of codes.
 
-    A subclass assigns `add_weight(name="kernel")` to `kernel`, and reads that as a
-    tensor. With `bits` the layer has the weights `codes`, uint8 of the kernel's shape,
-    and `top_exponent`, an int64 with the range of an int32. They do not train, and the
-    kernel's regularizer and constraint have no effect. In a file a code takes `bits`
-    bits, and a top exponent 32.
+    Each code stands for zero or for a power of two with a sign (`tf_capsops.inq`). A
+    subclass assigns the result of `add_weight(name="kernel")` to `kernel`, and reads
+    `kernel` as a tensor. With `bits` the layer has two weights in its place: `codes`,
+    uint8 of the kernel's shape, and `top_exponent`, an int64 within the range of an
+    int32. They do not train, and the kernel's regularizer and constraint have no
+    effect. In a file, a code takes `bits` bits and a top exponent takes 32.
 
-    With `per_channel` each element of the kernel's `channel_axes`, which are next to
-    each other, has its own top exponent: `top_exponent` has their sizes.
+    With `per_channel`, every output channel has its own code book, and so its own top
+    exponent. `channel_axes` are the neighboring axes of the kernel that run over the
+    output channels; `top_exponent` has their sizes.
 
     Args:
       bits, per_channel: as `checked_books` takes them.
@@ -42,27 +44,27 @@ class Coded(keras.layers.Layer):
 
     @property
     def kernel(self):
-        """The kernel: a Keras variable, or a tensor that codes are decoded to.
+        """The kernel: a Keras variable, or a tensor decoded from the codes.
 
-        The tensor is of the layer's compute dtype, and made anew at each reading.
+        The tensor has the layer's compute dtype. Each access decodes the codes again.
         """
         return self._numbers if self.bits is None else self._decoded()
 
     @kernel.setter
     def kernel(self, variable):
         if self.bits is None:
-            # Keras has tracked it already, by the name of the property.
+            # Keras tracks the variable already, under the name of this property.
             object.__setattr__(self, "_numbers", variable)
         elif variable is not None:
             raise AttributeError(f"{title(self)} holds codes: call set_kernel")
 
     @property
     def book_axes(self):
-        """The axes of the kernel whose elements have code books; () if it has one."""
+        """The axes of the kernel that have a code book per element; () for one book."""
         return self.channel_axes if self.per_channel else ()
 
     def add_weight(self, *args, **kwargs):
-        # A routing rule may have a variable of this name, too, and adds it later.
+        # A routing rule may later add its own variable with the name "kernel".
         is_own = kwargs.get("name") == "kernel" and not hasattr(self, "codes")
         if self.bits is None or not is_own:
             return super().add_weight(*args, **kwargs)
@@ -70,16 +72,16 @@ class Coded(keras.layers.Layer):
         return None
 
     def set_kernel(self, weights, top_exponent=None):
-        """Quantizes weights and makes them the kernel, in a layer that holds codes.
+        """Quantizes weights and stores them as the kernel of a layer that holds codes.
 
         Args:
-          weights: numbers of the kernel's shape; those of a code book stay what they
-            are.
+          weights: numbers of the kernel's shape. Numbers that are in the code book
+            already do not change.
           top_exponent: as `tf_capsops.inq.encode` takes it.
 
         Raises:
-          ValueError: the shape differs, `tf_capsops.inq.encode` refuses an argument, or
-            the layer has not been built, or holds no codes.
+          ValueError: the shape differs, `tf_capsops.inq.encode` rejects an argument,
+            the layer has not been built, or the layer holds no codes.
         """
         require_built(self)
         if self.bits is None:
@@ -132,7 +134,7 @@ class Coded(keras.layers.Layer):
         return {**super().get_config(), **books_config(self)}
 
     def _assign(self, values):
-        """Sets weights by their names: all of them or, if one does not fit, none."""
+        """Sets weights by name: all of them or, if any does not fit, none."""
         variables = named_weights(self)
         for name, variable in variables.items():
             shape, given = tuple(variable.shape), values[name].shape
@@ -155,7 +157,10 @@ class Coded(keras.layers.Layer):
         )
 
     def _add_codes(self, shape, initializer, drawn_shape=None):
-        """Adds the codes of a kernel that is drawn, maybe in another shape."""
+        """Draws a kernel and adds its codes.
+
+        The initializer is called with `drawn_shape` if given, and else with `shape`.
+        """
         initializer = keras.initializers.get(initializer)
         with tf.init_scope():
             drawn = initializer(drawn_shape or shape, dtype="float32")
@@ -166,8 +171,8 @@ class Coded(keras.layers.Layer):
 
     @tf.__internal__.tracking.no_automatic_dependency_tracking
     def _add_top_exponent(self, value):
-        # TensorFlow keeps int32 variables in the host's memory, which functions that
-        # XLA compiles for a GPU cannot read. Checkpoints have an int32.
+        # TensorFlow keeps int32 variables in host memory, where functions that XLA
+        # compiled for a GPU cannot read them. Hence the int64; checkpoints store int32.
         self.top_exponent = _Integers(
             title(self), "top_exponent", np.int64(value), -(2**31), 2**31 - 1
         )
@@ -181,17 +186,17 @@ class Coded(keras.layers.Layer):
 
 
 def holds_codes(layer):
-    """Whether a layer's own kernel is codes."""
+    """Whether a layer stores its own kernel as codes."""
     return isinstance(layer, Coded) and layer.bits is not None
 
 
 def checked_books(layer, bits, per_channel):
-    """Returns the two arguments of all layers that may hold codes.
+    """Checks and returns `bits` and `per_channel`, which all `Coded` layers take.
 
     Args:
-      layer: named in messages.
-      bits: bits of a weight, 2 to 8, or None for a kernel of numbers.
-      per_channel: whether each output channel has its own code book, which needs bits.
+      layer: the layer, named in error messages.
+      bits: bits of a weight, 2 to 8, or None for a floating-point kernel.
+      per_channel: whether each output channel has its own code book; True needs `bits`.
 
     Raises:
       ValueError: an argument is not as above.
@@ -209,21 +214,23 @@ def checked_books(layer, bits, per_channel):
 
 
 def books_config(layer):
-    """Returns these arguments for a config, without those that are the defaults."""
+    """Returns `bits` and `per_channel` for a config, omitting default values."""
     if layer.bits is None:
         return {}
     return {"bits": layer.bits, **({"per_channel": True} if layer.per_channel else {})}
 
 
 class _Integers(keras.Variable):
-    """A variable of integers in a range, which is not trained.
+    """An untrained variable of integers within a range.
 
-    It refuses other numbers, which a plain variable would cast: 0.5 to 0, 257 to 1.
+    It rejects other numbers. An ordinary uint8 variable would silently cast them: 0.5
+    to 0, and 257 to 1.
     """
 
     def __init__(self, owner, name, value, smallest, largest):
         self._range = owner, name, smallest, largest
-        # As a function, for a scope in which Keras finds out shapes takes no values.
+        # The initial value is a function because Keras, in a scope where it only infers
+        # shapes, accepts no values.
         super().__init__(
             lambda shape, dtype: tf.constant(value, dtype, shape),
             shape=np.shape(value),
@@ -245,7 +252,7 @@ class _Integers(keras.Variable):
 
 
 class _SavedAsInt32(tf.__internal__.tracking.Trackable):
-    """Stands for a variable in `tf.train.Checkpoint`, where it is an int32."""
+    """Saves and restores a variable in a `tf.train.Checkpoint` as an int32."""
 
     def __init__(self, variable):
         self._variable = variable

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ordinary convolution, as a capsule convolution of poses of one number."""
+"""The ordinary convolution, as a capsule convolution whose poses are one number."""
 
 import math
 
@@ -13,7 +13,7 @@ from tf_capsops.ops.capsule_conv import capsule_conv2d, capsule_conv2d_bias_relu
 from tf_capsops.ops.conv2d import padded_for_tflite
 from tf_capsops.registered import registered
 
-# Numbers of a window, KH * KW * C.
+# Thresholds of `ours_is_faster` for the numbers in a window, KH * KW * C.
 _MOST_OF_FEW_CHANNELS = 256
 _FEWEST_ON_GPU = 1024
 _FEWEST_ON_CPU = 8192
@@ -21,13 +21,13 @@ _FEWEST_ON_CPU = 8192
 
 @registered
 class Conv2D(keras.layers.Conv2D):
-    """`keras.layers.Conv2D`, by `tf_capsops.capsule_conv2d` where that is faster.
+    """A `keras.layers.Conv2D` that runs `tf_capsops.capsule_conv2d` where it is faster.
 
     Arguments, weights, saved weights and results are those of `keras.layers.Conv2D`,
-    but for rounding. Which shapes our kernels take depends on the devices that are
-    visible, the type and whether TF32 is allowed: docs/conv2d.md has the rule.
-    Groups and `"channels_first"` always run on TensorFlow's convolution, and so does
-    everything under `tf_capsops.portable`.
+    except for rounding. Our kernels run for some shapes only; which ones depends on the
+    visible devices, the dtype and whether TF32 is allowed (docs/conv2d.md has the
+    rule). TensorFlow's convolution always runs for groups, for `"channels_first"` and
+    under `tf_capsops.portable`.
 
     >>> import numpy as np
     >>> from tf_capsops.layers import Conv2D
@@ -65,21 +65,22 @@ class Conv2D(keras.layers.Conv2D):
 
     @property
     def _is_plain(self):
-        """Whether this is a convolution that `convolution` computes."""
+        """Whether `convolution` can compute this layer's convolution."""
         is_ordinary = self.data_format == "channels_last" and self.groups == 1
         return is_ordinary and not _portable.is_on()
 
 
 def is_empty(tensor):
-    """Whether a tensor has no elements, and its shape is known."""
+    """Whether a tensor's shape is fully known and it has no elements."""
     shape = tuple(tensor.shape)
     return 0 in shape and None not in shape
 
 
 def of_nothing(layer, inputs, *weights):
-    """The convolution of an empty batch.
+    """Returns the convolution of an empty tensor, with the right shape.
 
-    On a CPU, TensorFlow 2.21 returns one with the input's height and width.
+    On a CPU, TensorFlow 2.21 wrongly gives it the input's height and width. The result
+    depends on the inputs and weights, so that their gradients exist.
     """
     shape = layer.compute_output_shape(tuple(inputs.shape))
     nothing = 0 * sum(tf.reduce_sum(each) for each in (inputs, *weights))
@@ -87,16 +88,16 @@ def of_nothing(layer, inputs, *weights):
 
 
 def convolution(layer, images, kernel):
-    """The convolution of a channels-last `Conv2D`, without bias and activation.
+    """Computes a channels-last `Conv2D` without its bias and activation.
 
     Args:
-      layer: A convolution, with the window and its strides, padding and dilation.
+      layer: A convolution layer with kernel size, strides, padding and dilation rate.
       images: `[B, H, W, C]`.
       kernel: `[KH, KW, C, filters]`.
     """
     if ours_is_faster(kernel.shape, images.dtype):
         return convolved(layer, capsule_conv2d, images, kernel)
-    if is_product(layer):  # which XLA can fuse with what follows
+    if is_product(layer):  # XLA can fuse a product with the ops that follow.
         matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
         return keras.ops.tensordot(images, matrix, axes=1)
     return keras.ops.conv(
@@ -110,7 +111,7 @@ def convolution(layer, images, kernel):
 
 
 def is_product(layer):
-    """Whether the windows of a convolution are single pixels."""
+    """Whether a convolution is a matrix product: its kernel size and strides are 1."""
     return {*layer.kernel_size, *layer.strides} == {1}
 
 
@@ -121,18 +122,20 @@ def is_rectified_by_ours(layer, kernel, dtype):
 
 
 def rectified(layer, images, kernel):
-    """The convolution of a layer with its bias and relu, in one kernel."""
+    """Computes a layer's convolution, bias and relu with one kernel."""
     bias = tf.convert_to_tensor(layer.bias)
     return convolved(layer, capsule_conv2d_bias_relu, images, kernel, bias)
 
 
 def convolved(layer, op, *tensors):
-    """Calls an op of poses of one number with a layer's strides, padding and dilation.
+    """Calls a capsule op on numbers, with a layer's strides, padding and dilation.
+
+    Each number becomes a pose of one row and one column.
 
     Args:
-      layer: A convolution.
+      layer: A convolution layer.
       op: `capsule_conv2d` or `capsule_conv2d_bias_relu`.
-      *tensors: Images, weights and what else the op takes.
+      *tensors: Images, weights and, if the op takes one, the bias.
     """
     outputs = op(
         *map(_poses, tensors),
@@ -144,14 +147,14 @@ def convolved(layer, op, *tensors):
 
 
 def ours_is_faster(kernel_shape, dtype):
-    """Whether training with our kernels takes less time than with TensorFlow's.
+    """Whether training is expected to be faster with our kernels than TensorFlow's.
 
-    The rule is fixed, so that runs do not differ. docs/notebook/conv2d.md has the times
-    that it was made from.
+    The rule is fixed and measures nothing, so that all runs choose alike.
+    docs/notebook/conv2d.md has the measurements behind it.
 
     Args:
       kernel_shape: `[KH, KW, C, filters]`.
-      dtype: of images and weights.
+      dtype: The dtype of images and weights.
     """
     *_, channels, filters = kernel_shape
     window = math.prod(kernel_shape[:-1])
@@ -160,7 +163,7 @@ def ours_is_faster(kernel_shape, dtype):
         return dtype == tf.float32 and filters >= 16 and has_enough
     if not is_for_hopper(dtype):
         return False
-    aligned = 16 // tf.as_dtype(dtype).size  # numbers that a GPU loads at once
+    aligned = 16 // tf.as_dtype(dtype).size  # A GPU loads this many numbers at once.
     if filters % aligned:
         return False
     if channels % 4:
@@ -175,10 +178,10 @@ def has_gpus():
 
 
 def is_for_hopper(dtype):
-    """Whether all GPUs are of compute capability 9.0, and multiply on tensor cores.
+    """Whether all GPUs have compute capability 9.0 and a dtype runs on tensor cores.
 
     Args:
-      dtype: of what is multiplied.
+      dtype: The dtype of the factors; float32 runs on tensor cores if TF32 is allowed.
     """
     if dtype == tf.float32:
         allowed = tf.config.experimental.tensor_float_32_execution_enabled()

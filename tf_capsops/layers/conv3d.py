@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ordinary convolution of volumes, as capsule convolutions of images."""
+"""The ordinary convolution of volumes, computed as a capsule convolution of images."""
 
 import math
 
@@ -12,21 +12,26 @@ from tf_capsops.layers.conv2d import has_gpus, is_empty, is_for_hopper, of_nothi
 from tf_capsops.ops.conv3d import conv3d
 from tf_capsops.registered import registered
 
-# The fewest that were measured: numbers of a window, channels and filters.
+# Our kernels take over from these sizes on, the smallest that were measured: numbers in
+# a window (KD * KH * KW * C), channels and filters.
 _FEWEST_OF_WINDOW = 1024
 _FEWEST_CHANNELS, _FEWEST_FILTERS = 16, 32
 
 
 @registered
 class Conv3D(keras.layers.Conv3D):
-    """`keras.layers.Conv3D`, by `tf_capsops.capsule_conv2d` where that is faster.
+    """A `keras.layers.Conv3D` that runs `tf_capsops.capsule_conv2d` where it is faster.
 
     Arguments, weights, saved weights and results are those of `keras.layers.Conv3D`,
-    but for rounding, with channels last. On GPUs of compute capability 9.0, in 16-bit
-    types or with TF32 allowed, our kernels convolve with windows that are dilated, and
-    on any GPU windows of one voxel are a product of matrices: docs/conv2d.md has the
-    rule. All others run on TensorFlow's convolution, and so does everything on a CPU or
-    under `tf_capsops.portable`.
+    except for rounding, and that channels must be last. A convolution without groups
+    and strides runs on:
+
+    * our kernels, if its window is dilated and large enough, and all GPUs have compute
+      capability 9.0 and compute in 16-bit types or TF32;
+    * a matrix product, if its window is one voxel, on any GPU.
+
+    TensorFlow's convolution computes all others, and everything on a CPU or under
+    `tf_capsops.portable`. docs/conv2d.md has the exact rule.
 
     Raises:
       ValueError: when the layer is built, if its `data_format`, by default that of
@@ -52,7 +57,7 @@ class Conv3D(keras.layers.Conv3D):
         if _portable.is_on() or self.groups != 1 or {*self.strides} != {1}:
             return super().convolution_op(inputs, kernel)
         if {*self.kernel_size} == {1} and has_gpus():
-            # XLA fuses what follows with the product.
+            # XLA can fuse the product with the ops that follow.
             matrix = keras.ops.reshape(kernel, kernel.shape[-2:])
             return keras.ops.tensordot(inputs, matrix, axes=1)
         if ours_is_faster(kernel.shape, self.dilation_rate, inputs.dtype):
@@ -66,20 +71,20 @@ class Conv3D(keras.layers.Conv3D):
 
 
 def ours_is_faster(kernel_shape, dilation_rate, dtype):
-    """Whether training with our kernels takes less time than with TensorFlow's.
+    """Whether training is expected to be faster with our kernels than TensorFlow's.
 
-    The rule is fixed, so that runs do not differ. docs/notebook/conv2d.md has the times
-    that it was made from.
+    The rule is fixed and measures nothing, so that all runs choose alike.
+    docs/notebook/conv2d.md has the measurements behind it.
 
     Args:
       kernel_shape: `[KD, KH, KW, C, filters]`.
-      dilation_rate: three ints.
-      dtype: of volumes and weights.
+      dilation_rate: Three ints.
+      dtype: The dtype of volumes and weights.
     """
     if {*dilation_rate} == {1} or not (has_gpus() and is_for_hopper(dtype)):
         return False
     *_, channels, filters = kernel_shape
-    aligned = 16 // tf.as_dtype(dtype).size  # numbers that a GPU loads at once
+    aligned = 16 // tf.as_dtype(dtype).size  # A GPU loads this many numbers at once.
     has_enough = channels >= _FEWEST_CHANNELS and filters >= _FEWEST_FILTERS
     is_large = math.prod(kernel_shape[:-1]) >= _FEWEST_OF_WINDOW and has_enough
     return is_large and channels % aligned == filters % aligned == 0

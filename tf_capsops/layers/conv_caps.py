@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutional capsules, routed by a rule."""
+"""Convolutional capsule layers, whose routing is a rule of `tf_capsops.routing`."""
 
 import tensorflow as tf
 
@@ -11,9 +11,9 @@ from tf_capsops.registered import registered
 
 
 class ConvCaps(Routed):
-    """The base of convolutional capsules along any axes.
+    """Base class of convolutional capsules along one, two or three axes.
 
-    A subclass has `axes`, what the axes are called that its window slides along.
+    A subclass sets `axes`, the names of the axes that its window slides along.
     """
 
     axes = None
@@ -81,33 +81,34 @@ class ConvCaps(Routed):
 class ConvCaps2D(ConvCaps):
     """Convolutional capsules: the children in a window vote, and a rule routes them.
 
-    Each child's pose is multiplied by a matrix for each parent type at each place in
-    the window, which is its vote for the parent's pose; `routing` makes the parents of
-    the votes, by `tf_capsops.capsule_moments`, which never stores one. Hinton, Sabour
-    and Frosst (2018) have such layers with EM routing.
+    A child's vote for a parent is the child's pose times a weight matrix; there is one
+    matrix for each parent type and each place in the window. The rule `routing`
+    computes the parents from moments of the votes. `tf_capsops.capsule_moments` sums
+    these without storing a single vote. With EM routing, this is the layer of Hinton,
+    Sabour and Frosst (2018).
 
     Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`. Output:
     poses `[B, H', W', filters, P, R]` and activations `[B, H', W', filters]`. Batch,
-    height and width may be unknown. A child of an activation of 0, or that a Keras mask
-    `[B, H, W]` or `[B, H, W, C]` leaves out, has no share in anything, whatever the
-    rule.
+    height and width may be unknown. Every rule ignores children whose activation is 0,
+    and children that a Keras mask, `[B, H, W]` or `[B, H, W, C]`, leaves out.
 
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, and those of the rule.
 
     Half precision: moments and rules are computed in float32 and results rounded once.
 
     Args:
-      filters: how many parent types.
+      filters: the number of parent types.
       kernel_size: one or two ints.
       strides: one or two ints.
-      padding: `"valid"` or `"same"`; children outside of the image do not exist.
-      dilation_rate: one or two ints.
-      pose_shape: (P, R) of the parents' poses; P is the children's.
+      padding: `"valid"` or `"same"`. Padding adds no children.
+      pose_shape: (P, R), the shape of the parents' poses, with the children's P.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
-      kernel_initializer: called for `[Q, KH * KW * C * filters * R]`, so that one that
-        scales with the fan-in makes votes about as large as poses.
+      dilation_rate: one or two ints.
+      kernel_initializer: called with the shape `[Q, KH * KW * C * filters * R]`, so
+        that an initializer that scales with the fan-in gives votes about as large as
+        poses.
       kernel_regularizer, kernel_constraint: as for `keras.layers.Conv2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -122,7 +123,7 @@ class ConvCaps2D(ConvCaps):
 
 @registered
 class ConvCaps1D(ConvCaps):
-    """Convolutional capsules along a line; `ConvCaps2D` with one axis less.
+    """Convolutional capsules along a sequence: `ConvCaps2D` with one spatial axis.
 
     Input: a list of poses `[B, W, C, P, Q]` and activations `[B, W, C]`. Output: poses
     `[B, W', filters, P, R]` and activations `[B, W', filters]`. Batch and width may be
@@ -143,7 +144,7 @@ class ConvCaps1D(ConvCaps):
 
 @registered
 class ConvCaps3D(ConvCaps):
-    """Convolutional capsules in a volume; `ConvCaps2D` with one axis more.
+    """Convolutional capsules in a volume: `ConvCaps2D` with three spatial axes.
 
     Input: a list of poses `[B, D, H, W, C, P, Q]` and activations `[B, D, H, W, C]`.
     Output: poses `[B, D', H', W', filters, P, R]` and activations `[B, D', H', W',

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers have in common whose capsules a convolution makes."""
+"""The base class of layers that compute capsules with an ordinary convolution."""
 
 import keras
 
@@ -21,14 +21,14 @@ _ARGUMENTS = (
 
 
 class Convolving(keras.layers.Layer):
-    """A layer with a convolution of its own, `conv`: of `PrimaryCaps` and `PoseCaps`.
+    """Base class of `PrimaryCaps` and `PoseCaps`, which hold a convolution, `conv`.
 
     With `bits` the convolution is an `InqConv2D`, whose kernel has no regularizer and
     no constraint.
 
-    The config of such a layer holds its arguments and, as `"conv"`, what else is in the
-    config of the convolution: whether it is trainable, its dtype policy and the like,
-    where that is not what the layer gives a new one.
+    The config of such a layer holds its arguments. It also has `"conv"` if somebody
+    changed the convolution: the entries of the convolution's config, such as
+    `trainable` or the dtype policy, that differ from those of a new one.
     """
 
     def __init__(

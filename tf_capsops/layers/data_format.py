@@ -12,10 +12,10 @@ IMAGE_AXES = {
 
 
 def checked_data_format(owner, value):
-    """Returns a data format; None stands for that of Keras' configuration.
+    """Returns a valid data format; None means the default of Keras' configuration.
 
     Raises:
-      ValueError: if it is none; the message names owner and value.
+      ValueError: if `value` is no data format; the message names owner and value.
     """
     value = keras.config.image_data_format() if value is None else value
     if value not in IMAGE_AXES:
@@ -42,15 +42,15 @@ def checked_images(layer, shape, data_format="channels_last", name="input"):
 
 
 def channels_axis(data_format):
-    """Returns the axis of the channels."""
+    """Returns the number of the channels' axis in a batch of images."""
     return 1 if data_format == "channels_first" else 3
 
 
 def with_channels_last(images, data_format):
-    """Transposes images of channels_first.
+    """Returns images in channels_last order, transposing them if they are not.
 
-    TensorFlow convolves them only on some CPUs, in some types. TFLite does not at all.
-    On a GPU with tensor cores, channels_last is faster.
+    With channels_first, TensorFlow convolves only on some CPUs and in some types, and
+    TFLite not at all. On a GPU with tensor cores, channels_last is faster.
     """
     if data_format == "channels_first":
         images = tf.transpose(images, [0, 2, 3, 1])

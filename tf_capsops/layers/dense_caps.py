@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Fully connected capsules, routed by a rule."""
+"""The fully connected capsule layer, whose routing is a rule."""
 
 import math
 
@@ -20,30 +20,31 @@ from tf_capsops.shapes import dimensions
 
 @registered
 class DenseCaps(RoundedRouting, Routed):
-    """Fully connected capsules: a matrix for each pair of child and parent, and a rule.
+    """Fully connected capsules: each child votes for each parent, and a rule routes.
 
-    `DigitCaps` is the case of poses of one row and the rule `Dynamic`.
+    Each pair of child and parent has its own matrix. `DigitCaps` is the special case
+    with poses of one row and the rule `Dynamic`.
 
     Input: a list of poses `[B, I, P, Q]` and activations `[B, I]`, of which only the
     batch may be unknown. Output: poses `[B, num_capsules, P, R]` and activations
-    `[B, num_capsules]`. A child of an activation of 0, or that a Keras mask `[B, I]`
-    leaves out, has no share in anything, whatever the rule.
+    `[B, num_capsules]`. Every rule ignores children whose activation is 0, and children
+    that a Keras mask `[B, I]` leaves out.
 
-    With `share_weights`, a matrix for each parent is that of all children, which are
-    then a set: their order has no effect, and how many there are may be unknown and
-    vary from call to call.
+    With `share_weights`, all children use the same matrix for a parent. The children
+    are then a set: their order has no effect, and I may be unknown and vary from call
+    to call.
 
     Weights: `kernel` `[I, num_capsules, Q, R]`, or `[num_capsules, Q, R]` with
     `share_weights`; those of the rule; with `routing_bits` also `routing_ranges`
     `[iterations, 4, 2]`.
 
     Args:
-      num_capsules: how many parents.
-      pose_shape: (P, R) of the parents' poses; P is the children's.
+      num_capsules: the number of parents.
+      pose_shape: (P, R), the shape of the parents' poses, with the children's P.
       routing: a rule of `tf_capsops.routing`; None for `EM()`.
-      share_weights: whether all children have the same matrices and priors.
       kernel_initializer, kernel_regularizer, kernel_constraint: as for `ConvCaps2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      share_weights: whether all children have the same matrices and priors.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
       routing_bits: as for `DigitCaps`; only for the rule `Dynamic`.
 
     Raises:
@@ -106,7 +107,8 @@ class DenseCaps(RoundedRouting, Routed):
         if self.share_weights:
             in_caps = dimensions(poses)[1]
             weights = tf.broadcast_to(weights, [in_caps, *weights.shape])
-        # A window of one pixel at one position.
+        # The children become the channels of an image of one pixel, under a window of
+        # one pixel.
         return (
             _at_one_pixel(poses, 1),
             _at_one_pixel(activations, 1),
@@ -124,9 +126,9 @@ class DenseCaps(RoundedRouting, Routed):
         return tf.stop_gradient(found)
 
     def _in_few_bits(self, poses, activations):
-        """Returns the parents' poses, and shares `[B, I, num_capsules]`, as float32.
+        """Returns the parents' poses, and the shares `[B, I, num_capsules]`.
 
-        They are of float64 if the children are.
+        They are float32, or float64 if the children are.
         """
         poses = at_least_float32(poses)
         exist = tf.cast(tf.not_equal(activations, 0), poses.dtype)
@@ -163,5 +165,5 @@ class DenseCaps(RoundedRouting, Routed):
 
 
 def _at_one_pixel(tensor, axis):
-    """Adds a height and a width of 1 before an axis."""
+    """Inserts two axes of size 1, height and width, before an axis."""
     return tf.expand_dims(tf.expand_dims(tensor, axis), axis)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The fully connected capsule layer with routing by agreement."""
+"""The fully connected capsule layer with dynamic routing (routing by agreement)."""
 
 import functools
 import math
@@ -36,17 +36,18 @@ from tf_capsops.shapes import dimensions
 
 @registered
 class DigitCaps(RoundedRouting):
-    """Fully connected capsules: each input predicts each output, and routing weighs.
+    """Fully connected capsules with routing by agreement.
 
-    Section 2 and procedure 1 of Sabour et al. (2017), by the op
+    Each input capsule predicts each output capsule, and routing weights the
+    predictions: section 2 and procedure 1 of Sabour et al. (2017), with the op
     `tf_capsops.capsule_routing`. Gradients flow through every iteration.
 
-    Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`. A capsule
-    that a Keras mask `[B, I]` leaves out has no share in anything.
+    Input shape: `[B, I, K]`. Output shape: `[B, num_capsules, capsule_dim]`. A Keras
+    mask `[B, I]` leaves input capsules out of the computation.
 
-    With `share_weights`, a matrix for each output capsule is that of all inputs, which
-    are then a set: their order has no effect, and how many there are may be unknown and
-    vary from call to call.
+    With `share_weights`, all input capsules use the same matrix for an output capsule.
+    They are then a set: their order has no effect, and I may be unknown and vary from
+    call to call.
 
     Weights: `kernel` `[I, num_capsules, capsule_dim, K]` and `logits`
     `[I, num_capsules]`, from which routing starts; both without I with `share_weights`;
@@ -55,22 +56,23 @@ class DigitCaps(RoundedRouting):
     Half precision: everything is computed in float32 and the output rounded once.
 
     Args:
-      num_capsules: how many output capsules, one a class.
-      capsule_dim: how long an output capsule's vector is.
+      num_capsules: the number of output capsules, one for each class.
+      capsule_dim: the length of an output capsule's vector.
       routing_iterations: how often the output capsules are computed, 1 to 2^31 - 1.
       logits_trainable: whether the initial logits are learned.
-      kernel_initializer: `RoutedNormal` by default, which says why. With
-        `share_weights` it is called for `[1, num_capsules, capsule_dim, K]`, and values
-        of a `RoutedNormal` are divided by `sqrt(I)`. Where I is unknown they are not,
-        and sums start too long by that factor: give `RoutedNormal(gain=1.5 /
-        sqrt(children))` for the usual number of children.
+      kernel_initializer: None for `RoutedNormal()`, whose documentation says why. With
+        `share_weights` it is called with `[1, num_capsules, capsule_dim, K]`, and the
+        values of a `RoutedNormal` are divided by `sqrt(I)`. They cannot be if I is
+        unknown, and the first sums are then too long by that factor. In this case give
+        `RoutedNormal(gain=1.5 / sqrt(children))` for the usual number of children.
       logits_initializer: zeros by default.
       kernel_regularizer, logits_regularizer, kernel_constraint, logits_constraint:
         as Keras layers take them.
       share_weights: whether all input capsules have the same matrices and logits.
-      routing_bits: bits of the logits, coefficients, sums and vectors of routing, 2 to
-        8, simulated by TensorFlow's own ops; None for floating point
-        (`tf_capsops.inq.convert` finds the ranges).
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
+      routing_bits: the number of bits, 2 to 8, to which routing rounds its logits,
+        coefficients, sums and vectors; None for floating point. TensorFlow's own ops
+        simulate the rounding, and `tf_capsops.inq.convert` finds the ranges.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -159,7 +161,7 @@ class DigitCaps(RoundedRouting):
         return None
 
     def _operands(self, capsules, mask):
-        """Returns capsules, weights and logits, as the op takes them, and the mask."""
+        """Returns the op's capsules, weights and logits, and the mask of capsules."""
         (capsules,) = float_tensors("DigitCaps", capsules=capsules)
         seen = seen_capsules("DigitCaps", capsules, mask)
         capsules = without_masked(capsules, seen)
@@ -175,18 +177,18 @@ class DigitCaps(RoundedRouting):
         super().set_weights(list(weights_by_name(self, weights).values()))
 
     def coefficients(self, capsules, mask=None):
-        """Returns the coefficients of the last routing iteration.
+        """Returns the coupling coefficients of the last routing iteration.
 
-        The c of equation 3 of Sabour et al. (2017), by the op
-        `tf_capsops.routing_coefficients`. Not differentiable.
+        They are the c of equation 3 of Sabour et al. (2017), computed by the op
+        `tf_capsops.routing_coefficients`. They are not differentiable.
 
         Args:
           capsules: the layer's input, `[B, I, K]`.
-          mask: its Keras mask, `[B, I]`, or None.
+          mask: the input's Keras mask, `[B, I]`, or None.
 
         Returns:
           `[B, I, num_capsules]`: nonnegative, adding up to 1 over the last axis; zeros
-          of capsules that the mask leaves out.
+          for capsules that the mask leaves out.
 
         Raises:
           ValueError: The layer has not been built.
@@ -197,7 +199,7 @@ class DigitCaps(RoundedRouting):
         return without_masked(found, seen)
 
     def _routed(self, op, definition, operands):
-        """Calls an op, or its definition in TensorFlow's ops if routing is rounded."""
+        """Calls an op or, if routing is rounded, its definition in TensorFlow's ops."""
         if self.routing_bits is None:
             return op(*operands, self.routing_iterations)
         options = {"iterations": self.routing_iterations, "rounded": self.rounded}
@@ -226,7 +228,10 @@ class DigitCaps(RoundedRouting):
 
 
 def _takes_the_earlier_order(function):
-    """Lets `routing_iters` stand where `name` does, as in releases before."""
+    """Accepts `routing_iters` as the fourth argument, in place of `name`.
+
+    Earlier releases had this order. Such a call causes a DeprecationWarning.
+    """
 
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
@@ -258,31 +263,31 @@ def digit_caps(
     kernel_initializer="glorot_uniform",
     **kwargs,
 ):
-    """Applies a digit capsule layer; a drop-in for the function of its paper.
+    """Applies a new `DigitCaps` layer; a drop-in replacement for a paper's function.
 
-    `digit_caps` of van de Wolfshaar, "Cuda, TensorFlow And Capsule Networks" (2018),
-    with its arguments in its order. It updates the logits `routing_iters` times and
-    computes the output once more, so its 3 is `DigitCaps`' 4. Each call makes new
-    weights: keep the result in a Keras model, or keep a `DigitCaps` layer, to use them
-    again.
+    The function is `digit_caps` of van de Wolfshaar, "Cuda, TensorFlow And Capsule
+    Networks" (2018); the arguments are in its order. It updates the logits
+    `routing_iters` times and then computes the output once more, so `routing_iters=3`
+    is `routing_iterations=4` of `DigitCaps`. Each call creates new weights. To use them
+    again, keep the result in a Keras model, or use a `DigitCaps` layer instead.
 
     Args:
       incoming: a KerasTensor or tensor of three axes: batch, capsules and neurons.
-      n_digit_caps: how many output capsules.
-      dim_digit_caps: how long an output capsule's vector is.
+      n_digit_caps: the number of output capsules.
+      dim_digit_caps: the length of an output capsule's vector.
       name: the layer's name. An integer here is `routing_iters`, as in earlier
         releases, with a DeprecationWarning.
       neuron_axis: the axis of `incoming` that runs along a capsule's vector.
       capsule_axis: the axis of `incoming` that runs over the capsules.
       routing_iters: how often the logits are updated, 0 to 2^31 - 2.
       logits_trainable: whether the initial logits are learned.
-      kernel_initializer: Glorot-uniform by default, as in the paper; None is
-        `DigitCaps`' own.
-      **kwargs: passed on to `DigitCaps`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      kernel_initializer: Glorot-uniform by default, as in the paper; None for the
+        default of `DigitCaps`.
+      **kwargs: other arguments of `DigitCaps`, such as `bits` and `per_channel`.
 
     Returns:
-      What `incoming` is, of shape `[B, n_digit_caps, dim_digit_caps]`.
+      A tensor `[B, n_digit_caps, dim_digit_caps]`, or a KerasTensor if `incoming` is
+      one.
 
     Raises:
       ValueError: if an argument or the shape of `incoming` is not as above.

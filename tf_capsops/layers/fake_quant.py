@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Activations of few bits, simulated in floating point."""
+"""Activations rounded to few bits, simulated in floating point."""
 
 import keras
 import numpy as np
@@ -22,29 +22,30 @@ from tf_capsops.registered import registered
 class FakeQuant(keras.layers.Layer):
     """Rounds activations to integers of `bits` bits and back.
 
-    An affine quantization of the whole tensor, in which zero is exact, as TFLite has
-    it: Jacob et al., "Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference" (CVPR 2018). `scale_and_zero_point` gives the
-    integers; numbers out of the range `[lo, hi]` are clipped to it.
-    `tf_capsops.inq.convert(activation_bits=8)` puts such layers into a model. On a CPU,
-    an `InqConv2D` or `InqDense` that reads the output of one without `momentum`
-    convolves the integers, of which NaN is the smallest.
+    This is TFLite's affine quantization of a whole tensor, in which zero is exact:
+    Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference" (CVPR 2018). Numbers outside of the range
+    `[lo, hi]` are clipped to it; `scale_and_zero_point` says which integer a number
+    becomes. `tf_capsops.inq.convert(activation_bits=8)` inserts such layers into a
+    model. On a CPU, an `InqConv2D` or `InqDense` that reads the output of a layer
+    without `momentum` may compute with the integers themselves, where NaN counts as
+    the smallest.
 
-    The range is learned by gradient with the rest of the model, or follows the batches:
-    with `momentum`, each batch in training moves it towards the batch's smallest and
-    largest number, from those of the first batch (section 3.1 of the paper). Until then
-    numbers pass unchanged. The gradient of the inputs is straight-through.
+    Without `momentum`, gradient descent learns the range with the rest of the model.
+    With `momentum`, the range is the smallest and largest number of the first training
+    batch, and each later one moves it towards its own (section 3.1 of the paper). Until
+    then numbers pass unchanged. The gradient of the inputs is straight-through.
 
     Input shape: any. Output shape: the same. 16-bit and float64 numbers are rounded in
     float32.
 
-    Weights: `lo` and `hi`, float32 scalars. They train unless there is `momentum`, and
-    begin at -6 and 6, or 0 and 0 with `momentum`.
+    Weights: `lo` and `hi`, float32 scalars. Without `momentum` they train, from -6 and
+    6. With `momentum` they do not, and start at 0.
 
     Args:
       bits: bits of an integer, 2 to 8.
-      momentum: of the moving averages, at least 0 and below 1; None for a range that is
-        learned by gradient.
+      momentum: the part of the range that a training batch keeps, at least 0 and below
+        1; None for a range that is learned by gradient.
 
     Raises:
       ValueError: if an argument is not as above, or inputs are not floating-point.
@@ -100,15 +101,18 @@ class FakeQuant(keras.layers.Layer):
 
         A number x becomes `clip(round(x / scale) + zero_point, 0, 2^bits - 1)`, where
         `scale = (hi - lo) / (2^bits - 1)` and `zero_point = round(-lo / scale)`.
+
+        Raises:
+          ValueError: the layer has not been built.
         """
         require_built(self)
         return scale_and_zero_point(self.lo, self.hi, self.bits)
 
     def calibrate(self, batches):
-        """Sets the range to the smallest and largest number in some batches, and 0.
+        """Sets the range to the smallest one that holds all numbers of batches, and 0.
 
         Args:
-          batches: arrays or tensors, one after another.
+          batches: an iterable of arrays or tensors.
 
         Raises:
           ValueError: there are no numbers, or one is not finite.
@@ -135,17 +139,18 @@ class FakeQuant(keras.layers.Layer):
         return {**super().get_config(), **own}
 
     def has_range(self):
-        """Returns whether `hi` is above `lo`, a tensor."""
+        """Returns whether `hi` is above `lo`, as a boolean tensor."""
         return tf.convert_to_tensor(self.hi) > tf.convert_to_tensor(self.lo)
 
     def _follow(self, inputs):
-        """Moves the range towards that of a batch, or to it if this is the first."""
+        """Moves the range towards a batch's or, if it is the first, sets it to that."""
         kept = tf.where(self.has_range(), self.momentum, 0.0)
         for variable, found in (
             (self.lo, tf.minimum(tf.reduce_min(inputs), 0.0)),
             (self.hi, tf.maximum(tf.reduce_max(inputs), 0.0)),
         ):
             now = tf.convert_to_tensor(variable)
-            # A step that loss scaling skips may have infinite activations.
+            # Loss scaling skips steps that overflow. Their activations may be infinite
+            # and must not change the range.
             found = tf.where(tf.math.is_finite(found), found, now)
             variable.assign(found + kept * (now - found))

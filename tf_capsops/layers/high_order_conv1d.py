@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The convolution of sequences that generates a different filter for every step."""
+"""A convolution of sequences that generates a different filter for every step."""
 
 import keras
 import tensorflow as tf
@@ -14,15 +14,14 @@ from tf_capsops.registered import registered
 class HighOrderConv1D(HighOrderConv2D):
     """Filters every step of a sequence with weights that are generated from that step.
 
-    A step's channels are multiplied by `kernel`, which gives `kernel_size` numbers for
-    each group of channels. `filter_activation` is applied to them, and the group shares
-    them as its filter at that step. With the defaults it is the dynamic convolution of
-    Wu et al., "Pay Less Attention with Lightweight and Dynamic Convolutions" (2019), of
-    which `tf_capsops.layers.HighOrderConv2D` is the form for images; `groups` are its
-    heads.
+    The product of a step's channels and `kernel` is `kernel_size` numbers for each
+    group of channels. After `filter_activation`, these are the filter that all channels
+    of the group share at that step. With the defaults, this is the dynamic convolution
+    of Wu et al., "Pay Less Attention with Lightweight and Dynamic Convolutions" (2019);
+    `groups` are its heads. `tf_capsops.layers.HighOrderConv2D` is the layer for images.
 
     Input shape: `[B, T, C]`; batch and T may be unknown. Output shape: that of
-    `inputs`. Masked steps count as zeros, like those before the first.
+    `inputs`. Masked steps count as zeros, as do steps before the first.
 
     Weights: `kernel` `[1, 1, C, groups * kernel_size]`; with `use_bias`, `bias`
     `[groups * kernel_size]`.
@@ -30,8 +29,8 @@ class HighOrderConv1D(HighOrderConv2D):
     Args:
       kernel_size: taps of a filter, an odd int.
       groups: the number of groups of channels, each with its own filter at a step.
-      padding: `"causal"`: a filter's last tap is at its own step, and nothing depends
-        on later ones. `"same"`: its middle tap is.
+      padding: `"causal"`: a filter's last tap reads its own step, so no output depends
+        on later steps. `"same"`: its middle tap does.
       dilation_rate: steps from one tap to the next, an int.
       filter_activation: applied to the filters, `[..., groups, kernel_size]`; a
         function, a name that Keras knows, or None.
@@ -39,7 +38,8 @@ class HighOrderConv1D(HighOrderConv2D):
       kernel_initializer, kernel_regularizer, kernel_constraint: as for
         `keras.layers.Conv1D`.
       bias_initializer, bias_regularizer, bias_constraint: likewise; the initializer is
-        called for `[groups, 1, kernel_size]`.
+        called with the shape `[groups, 1, kernel_size]`.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above, or `groups` does
@@ -106,7 +106,7 @@ class HighOrderConv1D(HighOrderConv2D):
         images = inputs[:, tf.newaxis]
         if self.padding == "same":
             return super().call(images)[:, 0]
-        # The middle tap of a filter is this many steps before its last one.
+        # The middle tap of a filter reads this many steps before its last tap.
         late = self.kernel_size[1] // 2 * self.dilation_rate[1]
         outputs = super().call(
             tf.pad(images, [[0, 0], [0, 0], [late, 0], [0, 0]]),

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The convolution that generates a different filter for every pixel."""
+"""A convolution that generates a different filter for every pixel."""
 
 import keras
 import tensorflow as tf
@@ -29,24 +29,25 @@ from tf_capsops.shapes import joined, sizes
 class HighOrderConv2D(Coded):
     """Filters every pixel with weights that a convolution of the image generates.
 
-    First a convolution, the generator, looks around each pixel and computes KH x KW
-    numbers for each group of channels. `filter_activation` is applied to them. Then
-    `tf_capsops.high_order_conv2d` uses them as the filter of that pixel, which the
-    channels of the group share:
+    First an ordinary convolution, the generator, computes KH x KW numbers at each pixel
+    for each group of channels, and `filter_activation` is applied to them. Then
+    `tf_capsops.high_order_conv2d` uses them as the filter at that pixel. All channels
+    of a group share it:
 
         filters = filter_activation(conv2d(inputs, kernel) + bias)
         outputs = high_order_conv2d(inputs, filters, kernel_size, groups)
 
-    With the defaults it is the High Order Convolution Module of Zhejin and Simeng,
-    "PyTorch_Extension", section 2. With several groups and a generator of 1 x 1 it is
+    With the defaults, this is the High Order Convolution Module of Zhejin and Simeng,
+    "PyTorch_Extension", section 2. With several groups and a 1 x 1 generator, it is
     close to an involution (Li et al., 2021).
 
-    With `"softmax"` each filter is a weighted average: the layer then smooths, as far
-    and in the directions that it learns, and its output stays in the range of its
-    input.
+    With `"softmax"` each filter is a weighted average. The layer then smooths, and
+    learns how far and in which directions; its output stays within the range of its
+    input and 0.
 
-    The filters may be generated from another image than they are applied to, such as
-    features that other layers have computed: `layer(inputs, guide=features)`.
+    Filters can be generated from one image and applied to another:
+    `layer(inputs, guide=features)` generates them from `features`, such as the output
+    of other layers.
 
     Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`; a guide
     has the same batch, height and width. Output shape: that of `inputs`. Batch,
@@ -54,28 +55,27 @@ class HighOrderConv2D(Coded):
 
     Weights: `kernel` `[GH, GW, guide channels, groups * KH * KW]`, where (GH, GW) is
     `generator_kernel_size`; `bias` `[groups * KH * KW]`. By default the layer starts
-    close to the identity: `bias` gives a filter that is 1 in the middle, and `kernel`
-    adds about a hundredth of the input's magnitude to each of its taps. With
-    `"softmax"` the same start is close to an average, as `exp(1)` and `exp(0)` do not
-    differ much.
+    close to the identity: `bias` is a filter that is 1 in the middle, and `kernel` adds
+    about a hundredth of the input's magnitude to each tap. With `"softmax"` the layer
+    starts close to an average, because `exp(1)` and `exp(0)` do not differ much.
 
     Args:
-      kernel_size: the size of the filters of a pixel, one or two odd ints.
+      kernel_size: the size of the filter at each pixel, one or two odd ints.
       groups: the number of groups of channels, each with its own filter at a pixel.
       dilation_rate: pixels from one tap of a filter to the next, one or two ints.
       filter_activation: applied to the filters; a function, or a name that Keras knows.
         It is given `[..., groups, KH * KW]`, so that `"softmax"` makes the taps of each
         group sum to 1.
-      generator_kernel_size: how far the generator looks, one or two ints; None for
+      generator_kernel_size: the kernel size of the generator, one or two ints; None for
         `kernel_size`.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
       use_bias: whether the generator has a bias.
       kernel_initializer: None for `VarianceScaling(1e-4)`.
-      bias_initializer: called for `[groups, KH, KW]`; None for
+      bias_initializer: called with the shape `[groups, KH, KW]`; None for
         `tf_capsops.layers.CenterTap(1)`.
       kernel_regularizer, bias_regularizer, kernel_constraint, bias_constraint: as for
         `keras.layers.Conv2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above, or `groups` does
@@ -167,15 +167,16 @@ class HighOrderConv2D(Coded):
         owner = type(self).__name__
         (inputs,) = float_tensors(owner, inputs=inputs)
         (guide,) = float_tensors(owner, guide=inputs if guide is None else guide)
-        # A convolution with other channels would pass for one of several groups.
+        # TensorFlow would take a guide with a multiple of the kernel's channels for a
+        # grouped convolution, and raise no error.
         if guide.shape[self._channels] != self._guide_channels:
             raise ValueError(
                 f"{owner}: the guide must have {self._guide_channels} channels, got "
                 f"shape {tuple(guide.shape)}"
             )
         self._checked(inputs.shape, guide.shape)
-        # The images change their layout, because the filters may take many times as
-        # much memory.
+        # Transposing the images and the guide is cheap. The filters, which may take
+        # many times as much memory, are generated in channels_last order.
         images = with_channels_last(inputs, self.data_format)
         is_guided = guide is not inputs
         guide = with_channels_last(guide, self.data_format) if is_guided else images
@@ -194,7 +195,10 @@ class HighOrderConv2D(Coded):
         return self._checked(inputs_shape, guide_shape)
 
     def _checked(self, inputs_shape, guide_shape):
-        """Returns the shape of the images, if the guide and the groups fit it."""
+        """Returns the shape of the images, or raises a ValueError.
+
+        The groups must divide its channels, and a guide must have its batch and size.
+        """
         shape = checked_images(self, inputs_shape, self.data_format)
         if shape[self._channels] % self.groups:
             raise ValueError(
@@ -237,10 +241,10 @@ class HighOrderConv2D(Coded):
         return keras.ops.reshape(values, shape)
 
     def _filters(self, guide):
-        """Makes the filters of every pixel, `[B, H, W, groups * KH * KW]`."""
+        """Generates the filters of all pixels, `[B, H, W, groups * KH * KW]`."""
         kernel = tf.convert_to_tensor(self.kernel)
         if 0 in guide.shape:
-            # On a CPU TensorFlow's convolution gives empty images the wrong channels.
+            # On a CPU, TensorFlow's convolution gives empty images the wrong channels.
             filters = tf.tensordot(guide, kernel[0, 0], 1)
         else:
             filters = tf.nn.conv2d(guide, kernel, 1, "SAME")

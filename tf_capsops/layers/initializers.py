@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Initial values of prediction matrices and of filters."""
+"""Initializers for prediction matrices and filters."""
 
 import math
 import numbers
@@ -11,22 +11,22 @@ import numpy as np
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class RoutedNormal(keras.initializers.Initializer):
-    """Draws truncated normal values, scaled for the sums of routing.
+    """Draws truncated normal values, scaled so that routing starts with useful sums.
 
     The weights of a fully connected capsule layer are `[I, J, D, K]` (in_caps,
-    out_caps, out_dim, in_dim). Initializers that read a convolution kernel into a
-    4-D shape count `I * J` as its window and come out far too small, and the outputs
-    then start in squash's flat region around zero.
+    out_caps, out_dim, in_dim). Keras' initializers take a 4-D shape for a convolution
+    kernel and count `I * J` as its window. Their values are far too small, and the
+    outputs start in the flat region of squash around zero.
 
     The first routing iteration computes `s_j = (1 / J) sum_i W_ij u_i`. For input
-    capsules of length `u`, `s_j` has the expected squared length
-    `I D stddev^2 u^2 / J^2`, so `stddev = gain * J / sqrt(I * D)` starts every layer at
-    `|s_j| = gain * u`, whatever its sizes. At the sizes of Sabour et al. (2017), 1152
+    capsules of length `u`, the expected squared length of `s_j` is
+    `I D stddev^2 u^2 / J^2`. So `stddev = gain * J / sqrt(I * D)` starts layers of all
+    sizes at about `|s_j| = gain * u`. At the sizes of Sabour et al. (2017), 1152
     capsules to 10 of 16 dimensions, a gain of 1.36 gives the 0.1 of their code.
 
     Args:
-      gain: a positive number, how long `s_j` starts relative to the input capsules.
-      seed: an int for the same values at every call, or None.
+      gain: a positive number, the initial length of `s_j` relative to input capsules.
+      seed: an int for the same values at every call; None for new ones.
 
     Raises:
       ValueError: if `gain` is not positive, or the shape asked for is not 4-D.
@@ -51,7 +51,7 @@ class RoutedNormal(keras.initializers.Initializer):
             )
         in_caps, out_caps, out_dim, _ = shape
         stddev = self.gain * out_caps / math.sqrt(max(1, in_caps * out_dim))
-        # A normal cut at two standard deviations has 0.8796 of the spread.
+        # Truncation at two standard deviations reduces the spread to 0.8796 of it.
         stddev /= 0.87962566103423978
         return keras.random.truncated_normal(
             shape, stddev=stddev, dtype=dtype, seed=self.seed
@@ -66,8 +66,8 @@ class RoutedNormal(keras.initializers.Initializer):
 class CenterTap(keras.initializers.Initializer):
     """Initializes filters to `value` at their middle and zero elsewhere.
 
-    A convolution with `value` 1 passes its input on. If the filter is the logits of a
-    softmax over its taps, a large `value` nearly does so, and 0 gives an average.
+    With `value` 1, a convolution returns its input. If a softmax over the taps follows,
+    a large `value` comes close to that, and 0 gives an average.
 
     Args:
       value: a number.
@@ -101,19 +101,20 @@ class CenterTap(keras.initializers.Initializer):
 
 
 def drawn_as_convolutions(shape, dtype, initializer, plain, reshape, axis=None):
-    """Returns a kernel of capsules whose values are those of plain convolutions.
+    """Draws a capsule kernel with the values of kernels of ordinary convolutions.
 
     Keras' initializers count every axis but the last two as the window. They would
-    count an axis of capsules as part of the fan-in.
+    wrongly count an axis of capsules as part of the fan-in.
 
     Args:
-      shape: The kernel's shape.
-      dtype: Its type.
-      initializer: Called for kernels of shape `plain`.
-      plain: The shape of the kernel of the plain convolution with the same fans.
-      reshape: A function from a plain kernel to one of capsules.
-      axis: A negative axis of `shape`, each entry of which is a kernel that is drawn
-        by itself; or None.
+      shape: The shape of the capsule kernel.
+      dtype: The dtype of the kernel.
+      initializer: Called with the shape `plain`.
+      plain: The kernel shape of the ordinary convolution with the same fan-in and
+        fan-out.
+      reshape: A function from an ordinary kernel to a capsule kernel.
+      axis: A negative axis of `shape`, for whose entries kernels are drawn one by one;
+        None to draw one kernel.
     """
     if 0 in shape:
         return keras.ops.zeros(shape, dtype)
@@ -126,10 +127,10 @@ def drawn_as_convolutions(shape, dtype, initializer, plain, reshape, axis=None):
 
 
 def _unlike_each_other(initializer):
-    """Makes an initializer draw new values at each call.
+    """Returns an initializer that draws new values at each call.
 
-    A seed makes the sequence repeatable. An initializer whose config has no `seed` must
-    draw new values by itself.
+    If the initializer has a seed, the sequence of values is repeatable. An initializer
+    without `seed` in its config is returned as it is and must draw new values itself.
     """
     config = getattr(initializer, "get_config", dict)()
     if not isinstance(config.get("seed", "none"), int | None):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The convolution whose weights are zero or powers of two."""
+"""The convolution whose weights are zero or signed powers of two."""
 
 import math
 
@@ -22,41 +22,51 @@ from tf_capsops.layers.window import map_size, set_window
 from tf_capsops.ops.fake_quant import range_of
 from tf_capsops.registered import registered
 
-# The most weights that a CPU decodes in less time than a pass over the outputs takes.
+# A CPU decodes up to this many weights faster than it passes over the outputs once.
 _MOST_DECODED = 1 << 16
 
 
 @registered
 class InqConv2D(InqLayer):
-    """A `keras.layers.Conv2D` with weights of few bits, by `tf_capsops.inq_conv2d`.
+    """A `keras.layers.Conv2D` with weights of few bits, with `tf_capsops.inq_conv2d`.
 
-    Its kernel holds codes of `tf_capsops.inq`, which take a byte for each weight in
-    memory and `bits` bits in a file. Codes do not train; the bias does, and gradients
-    reach the input. `tf_capsops.inq.IncrementalQuantization` trains weights for the
-    layer, and `tf_capsops.inq.convert` makes one from a `Conv2D`; `set_kernel`
-    quantizes weights at once. Regularizers and constraints exist for the bias only. A
-    CPU convolves the output of a `FakeQuant` in integers, with up to 5 bits. In float32
-    it decodes the weights of windows of one pixel, and few weights with `relu`, for the
-    faster kernels of `Conv2D`. A GPU of compute capability 9.0 does so with all windows
-    that are not dilated, in float32 with TF32 and in bfloat16.
+    The kernel is stored as codes of `tf_capsops.inq`: one byte for each weight in
+    memory, and `bits` bits in a file. The codes do not train; the bias does, and
+    gradients reach the input. There are three ways to set the kernel:
+
+    * `tf_capsops.inq.IncrementalQuantization` trains weights for such a layer.
+    * `tf_capsops.inq.convert` converts a `Conv2D`.
+    * `set_kernel` quantizes weights in one step.
+
+    Only the bias has a regularizer and a constraint. The layer computes on one of
+    several paths:
+
+    * On a CPU, with up to 5 bits, it convolves the output of a `FakeQuant` in integers.
+    * On a CPU in float32, it decodes the kernel and computes like `Conv2D` if that is a
+      matrix product (windows of one pixel, strides of 1), or if there are few weights
+      and `Conv2D` runs our kernel with bias and relu.
+    * On a GPU of compute capability 9.0, in bfloat16 or in float32 with TF32, it also
+      decodes the kernel, unless the window is dilated and `Conv2D` would be slow.
+    * Otherwise it runs `tf_capsops.inq_conv2d`.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', filters]`. Batch, height and
     width may be unknown.
 
-    Weights: `codes` `[KH, KW, C, filters]`, uint8; `top_exponent`, an int64; `bias`
-    `[filters]`. `kernel` is the decoded kernel, a NumPy array.
+    Weights: `codes` `[KH, KW, C, filters]`, uint8; `top_exponent`, an int64, of shape
+    `[filters]` with `per_channel`; `bias` `[filters]`. `kernel` is the decoded kernel,
+    a NumPy array.
 
     Args:
-      filters: how many features each output pixel has.
+      filters: the number of features at each output pixel.
       kernel_size: one or two ints.
       bits: bits of a weight, 2 to 8.
-      per_channel: whether each output channel has its own code book, and its own number
-        in `top_exponent`.
+      per_channel: whether each output channel has its own code book, and so its own
+        entry in `top_exponent`.
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
       dilation_rate: one or two ints.
       activation: a function of the output, or a name that Keras knows.
-      use_bias: whether there is a bias.
+      use_bias: whether the layer has a bias.
       kernel_initializer: draws weights, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Conv2D`.
 
@@ -96,7 +106,7 @@ class InqConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqConv2D", images=images)
-        map_size(self, images.shape)  # refuses images smaller than the window
+        map_size(self, images.shape)  # Rejects too small images.
         quantized_range = range_of(images)
         may_decode = self._may_decode(images, quantized_range)
         if may_decode and self._is_faster_decoded(images.dtype):
@@ -110,13 +120,13 @@ class InqConv2D(InqLayer):
         )
 
     def _is_faster_decoded(self, dtype):
-        """Whether it takes less time to decode, and convolve as `Conv2D` does.
+        """Whether decoding the kernel and convolving as `Conv2D` does is faster.
 
-        On a GPU, `inq_conv2d` with one code book reads its exponent on the host, so
-        each call waits for it. In exact float32 it is faster nevertheless, and
-        TensorFlow's convolution is slow with dilated windows, or refuses them. On a
-        CPU, decoding pays where the float layer multiplies matrices, or adds bias and
-        relu in the kernel. docs/notebook/inq_conv.md has the times.
+        GPU: `inq_conv2d` with one code book reads its exponent on the host, so each
+        call waits for it. It is still faster in exact float32. With dilated windows,
+        TensorFlow's convolution is slow or unsupported. CPU: decoding pays off if
+        `Conv2D` is a matrix product, or adds bias and relu in its kernel.
+        docs/notebook/inq_conv.md has the measurements.
         """
         if has_gpus():
             is_dilated = {*self.dilation_rate} != {1}

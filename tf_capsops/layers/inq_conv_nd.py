@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Other convolutions of Keras with weights that are zero or powers of two."""
+"""Keras' 1-D, 3-D and transposed convolutions with power-of-two weights."""
 
 import keras
 
@@ -11,7 +11,7 @@ from tf_capsops.registered import registered
 
 
 class _InCodes(Coded):
-    """The base of Keras layers that always hold codes."""
+    """Base class of Keras convolutions that always store their kernel as codes."""
 
     def __init__(self, filters, kernel_size, bits=5, **kwargs):
         bits = checked_bits(type(self).__name__, bits)
@@ -19,7 +19,7 @@ class _InCodes(Coded):
 
 
 class _Convolved(_InCodes):
-    """Such a layer whose empty batches are of the right shape on a CPU, too."""
+    """A layer with codes that gives empty batches the right shape on a CPU, too."""
 
     def call(self, inputs):
         if is_empty(inputs):
@@ -32,20 +32,22 @@ class _Convolved(_InCodes):
 class InqConv1D(_Convolved, keras.layers.Conv1D):
     """A `keras.layers.Conv1D` with weights of few bits.
 
-    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
-    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
-    makes one from a `Conv1D`, and `set_kernel` quantizes weights.
+    The kernel is stored as codes of `tf_capsops.inq`: one byte for each weight in
+    memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
+    converts a `Conv1D`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv1D`. Weights: `codes`, uint8 of
-    the kernel's shape; `top_exponent`, an int64; `bias`.
+    Shapes are those of `keras.layers.Conv1D`. Weights: `codes`, uint8 of the kernel's
+    shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv1D`.
       bits, per_channel: as for `InqConv2D`.
-      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+      **kwargs: other arguments of `keras.layers.Conv1D`; the kernel's regularizer and
+        constraint have no effect.
 
     Raises:
-      ValueError: if one of these two is not as there.
+      ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
+        another argument.
 
     >>> layer = tf_capsops.layers.InqConv1D(4, kernel_size=3, bits=4)
     >>> layer(np.ones([2, 9, 3])).shape.as_list()
@@ -57,20 +59,22 @@ class InqConv1D(_Convolved, keras.layers.Conv1D):
 class InqConv3D(_Convolved, keras.layers.Conv3D):
     """A `keras.layers.Conv3D` with weights of few bits.
 
-    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
-    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
-    makes one from a `Conv3D`, and `set_kernel` quantizes weights.
+    The kernel is stored as codes of `tf_capsops.inq`: one byte for each weight in
+    memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
+    converts a `Conv3D`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv3D`. Weights: `codes`, uint8 of
-    the kernel's shape; `top_exponent`, an int64; `bias`.
+    Shapes are those of `keras.layers.Conv3D`. Weights: `codes`, uint8 of the kernel's
+    shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv3D`.
       bits, per_channel: as for `InqConv2D`.
-      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+      **kwargs: other arguments of `keras.layers.Conv3D`; the kernel's regularizer and
+        constraint have no effect.
 
     Raises:
-      ValueError: if one of these two is not as there.
+      ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
+        another argument.
 
     >>> layer = tf_capsops.layers.InqConv3D(4, kernel_size=3, bits=4)
     >>> layer(np.ones([1, 5, 5, 5, 2])).shape.as_list()
@@ -82,20 +86,22 @@ class InqConv3D(_Convolved, keras.layers.Conv3D):
 class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
     """A `keras.layers.Conv2DTranspose` with weights of few bits.
 
-    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
-    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
-    makes one from a `Conv2DTranspose`, and `set_kernel` quantizes weights.
+    The kernel is stored as codes of `tf_capsops.inq`: one byte for each weight in
+    memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
+    converts a `Conv2DTranspose`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv2DTranspose`. Weights: `codes`, uint8 of
-    the kernel's shape; `top_exponent`, an int64; `bias`.
+    Shapes are those of `keras.layers.Conv2DTranspose`. Weights: `codes`, uint8 of the
+    kernel's shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv2DTranspose`.
       bits, per_channel: as for `InqConv2D`.
-      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+      **kwargs: other arguments of `keras.layers.Conv2DTranspose`; the kernel's
+        regularizer and constraint have no effect.
 
     Raises:
-      ValueError: if one of these two is not as there.
+      ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
+        another argument.
 
     >>> layer = tf_capsops.layers.InqConv2DTranspose(4, 2, bits=4, strides=2)
     >>> layer(np.ones([1, 5, 5, 2])).shape.as_list()
@@ -109,20 +115,22 @@ class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
 class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
     """A `keras.layers.Conv3DTranspose` with weights of few bits.
 
-    Its kernel holds codes of `tf_capsops.inq`, a byte for each weight in memory and
-    `bits` bits in a file, which are decoded in each call. `tf_capsops.inq.convert`
-    makes one from a `Conv3DTranspose`, and `set_kernel` quantizes weights.
+    The kernel is stored as codes of `tf_capsops.inq`: one byte for each weight in
+    memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
+    converts a `Conv3DTranspose`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv3DTranspose`. Weights: `codes`, uint8 of
-    the kernel's shape; `top_exponent`, an int64; `bias`.
+    Shapes are those of `keras.layers.Conv3DTranspose`. Weights: `codes`, uint8 of the
+    kernel's shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv3DTranspose`.
       bits, per_channel: as for `InqConv2D`.
-      **kwargs: as there; the kernel's regularizer and constraint have no effect.
+      **kwargs: other arguments of `keras.layers.Conv3DTranspose`; the kernel's
+        regularizer and constraint have no effect.
 
     Raises:
-      ValueError: if one of these two is not as there.
+      ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
+        another argument.
 
     >>> layer = tf_capsops.layers.InqConv3DTranspose(4, 2, bits=4, strides=2)
     >>> layer(np.ones([1, 3, 3, 3, 2])).shape.as_list()

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The fully connected layer whose weights are zero or powers of two."""
+"""The fully connected layer whose weights are zero or signed powers of two."""
 
 import keras
 import tensorflow as tf
@@ -16,11 +16,11 @@ from tf_capsops.shapes import dimensions
 class InqDense(InqLayer):
     """A `keras.layers.Dense` with weights of few bits.
 
-    It works like `InqConv2D` with a kernel of one pixel, applied along the last axis.
-    It decodes the weights for a product of matrices in float32, and on a GPU in
-    bfloat16, too.
+    It works like an `InqConv2D` with a kernel of one pixel, applied along the last
+    axis. In float32, and on a GPU also in bfloat16, it decodes the weights and runs a
+    matrix product.
 
-    Input shape: `[..., C]`, of any rank from 2 on. Output shape: `[..., units]`.
+    Input shape: `[..., C]`, of rank 2 or more. Output shape: `[..., units]`.
 
     Weights: `codes` `[1, 1, C, units]`, uint8; `top_exponent`, an int64; `bias`
     `[units]`. `kernel` is the decoded kernel, a NumPy array.
@@ -29,7 +29,7 @@ class InqDense(InqLayer):
       units: the size of the last axis of the output.
       bits, per_channel: as for `InqConv2D`.
       activation: a function of the output, or a name that Keras knows.
-      use_bias: whether there is a bias.
+      use_bias: whether the layer has a bias.
       kernel_initializer: draws weights `[C, units]`, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for `keras.layers.Dense`.
 
@@ -46,7 +46,7 @@ class InqDense(InqLayer):
     def __init__(self, units, bits=5, activation=None, **kwargs):
         super().__init__(bits, activation, **kwargs)
         self.units = positive_int("InqDense", "units", units)
-        self.supports_masking = True  # as keras.layers.Dense does
+        self.supports_masking = True  # Like keras.layers.Dense.
 
     def build(self, input_shape):
         self.compute_output_shape(input_shape)
@@ -61,7 +61,7 @@ class InqDense(InqLayer):
         if self._may_decode(inputs, quantized_range):
             return self._finished(tf.tensordot(inputs, self._decoded()[0, 0], 1))
         *before, channels = dimensions(inputs)
-        # All rows side by side are one image of height 1, in the same order in memory.
+        # Seen as one image of height 1, all rows keep their order in memory.
         row = tf.reshape(inputs, [1, 1, tf.reduce_prod(before), channels])
         outputs = self._convolve(row, quantized_range, padding="SAME")
         return tf.reshape(outputs, [*before, self.units])

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The depthwise convolution whose weights are zero or powers of two."""
+"""The depthwise convolution whose weights are zero or signed powers of two."""
 
 import keras
 
@@ -17,9 +17,10 @@ from tf_capsops.registered import registered
 class InqDepthwiseConv2D(InqLayer):
     """A `keras.layers.DepthwiseConv2D` with weights of few bits.
 
-    Like `InqConv2D` it holds codes of `tf_capsops.inq`: a byte for each weight in
-    memory and `bits` bits in a file. Each call decodes all of them, which are
-    `KH * KW * C * depth_multiplier`, and runs TensorFlow's own depthwise convolution.
+    Like `InqConv2D`, it stores its kernel as codes of `tf_capsops.inq`: one byte for
+    each weight in memory, and `bits` bits in a file. Each call decodes all
+    `KH * KW * C * depth_multiplier` weights and runs TensorFlow's own depthwise
+    convolution.
 
     Input shape: `[B, H, W, C]`. Output shape: `[B, H', W', C * depth_multiplier]`; the
     features of channel 0 come first. Batch, height and width may be unknown.
@@ -32,10 +33,10 @@ class InqDepthwiseConv2D(InqLayer):
       bits, per_channel: as for `InqConv2D`.
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
-      depth_multiplier: how many features each channel gives.
+      depth_multiplier: the number of output features for each input channel.
       dilation_rate: one or two ints.
       activation: a function of the output, or a name that Keras knows.
-      use_bias: whether there is a bias.
+      use_bias: whether the layer has a bias.
       depthwise_initializer: draws weights, which are quantized.
       bias_initializer, bias_regularizer, bias_constraint: as for
         `keras.layers.DepthwiseConv2D`.
@@ -83,7 +84,7 @@ class InqDepthwiseConv2D(InqLayer):
 
     def call(self, images):
         (images,) = float_tensors("InqDepthwiseConv2D", images=images)
-        map_size(self, images.shape)  # refuses images smaller than the window
+        map_size(self, images.shape)  # Rejects too small images.
         if is_empty(images):
             return self._finished(of_nothing(self, images, self._decoded()))
         window = self.strides, self.padding.upper(), self.dilation_rate

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of layers whose kernels are powers of two."""
+"""The base class of layers whose weights are always zero or signed powers of two."""
 
 import math
 
@@ -20,10 +20,10 @@ from tf_capsops.ops.straight_through import with_gradient_of
 
 
 class InqLayer(Coded):
-    """A layer with its kernel as codes, a bias and an activation.
+    """A layer whose kernel is always codes, with a bias and an activation.
 
-    Weights: `codes`, uint8, of the kernel's shape, and `top_exponent`, an int64 with
-    the range of an int32, which are not trained; and `bias`. In a file a code takes
+    Weights: `codes`, uint8 of the kernel's shape; `top_exponent`, an int64 within the
+    range of an int32; and `bias`. The first two do not train. In a file, a code takes
     `bits` bits.
     """
 
@@ -48,7 +48,7 @@ class InqLayer(Coded):
 
     @property
     def kernel(self):
-        """The kernel as numbers, a NumPy array of float32."""
+        """The decoded kernel, a NumPy array of float32."""
         exponents = self.top_exponent.numpy()
         return decode(self.codes, self.bits, exponents, axes=self.book_axes)
 
@@ -64,7 +64,10 @@ class InqLayer(Coded):
         }
 
     def _add_weights(self, kernel_shape, drawn_shape, outputs):
-        """Adds the codes of a kernel drawn in the shape that plain layers give it."""
+        """Adds the codes and the bias, of `outputs` numbers.
+
+        The initializer draws the kernel in `drawn_shape`, as Keras' own layer would.
+        """
         self._add_codes(kernel_shape, self.kernel_initializer, drawn_shape)
         self.bias = None
         if self.use_bias:
@@ -80,9 +83,9 @@ class InqLayer(Coded):
         """Convolves with the kernel, then applies bias and activation.
 
         Args:
-          images: what `inq_conv2d` takes.
+          images: as for `inq_conv2d`.
           quantized_range: the `QuantizedRange` of these images, or None.
-          **options: of `inq_conv2d`.
+          **options: `strides`, `padding` and `dilations`, as for `inq_conv2d`.
         """
         codes = tf.convert_to_tensor(self.codes)
         exponents = tf.convert_to_tensor(self.top_exponent)
@@ -93,7 +96,8 @@ class InqLayer(Coded):
                 return inq_conv2d(
                     images, codes, tf.cast(exponents, tf.int32), **options
                 )
-            # Sums of weights up to 1 may be too large for float16.
+            # With top exponent 0 the weights are at most 1, and their sums may still be
+            # too large for float16.
             sums = inq_conv2d(at_least_float32(images), codes, 0, **options)
             return tf.cast(sums * powers_of_two(exponents, sums.dtype), images.dtype)
 
@@ -111,19 +115,19 @@ class InqLayer(Coded):
         return self._finished(with_gradient_of(of_numbers, of_integers)(images))
 
     def _may_decode(self, images, quantized_range):
-        """Whether the layer may decode its kernel and compute like the float layer.
+        """Whether the layer may decode its kernel and compute like Keras' own layer.
 
-        bfloat16 holds every weight exactly, because it has float32's exponents.
+        bfloat16 can hold every weight exactly, because it has the exponents of float32.
         """
         if _portable.is_on() or self._takes_integers(images, quantized_range):
             return False
         dtype = images.dtype
-        if dtype != self.compute_dtype:  # of what `_decoded` returns
+        if dtype != self.compute_dtype:  # `_decoded` returns the compute dtype.
             return False
         return dtype == tf.float32 or (dtype == tf.bfloat16 and has_gpus())
 
     def _takes_integers(self, images, quantized_range):
-        """Whether rounded images are convolved as integers, which CPUs do faster."""
+        """Whether to convolve rounded images as integers, which is faster on CPUs."""
         if quantized_range is None or _portable.is_on() or has_gpus():
             return False
         few_bits = images.dtype == tf.float32 and self.bits <= MOST_BITS

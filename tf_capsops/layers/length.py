@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of capsules."""
+"""The layer that computes the lengths of capsules."""
 
 import keras
 import tensorflow as tf
@@ -11,15 +11,16 @@ from tf_capsops.registered import registered
 
 @registered
 class Length(keras.layers.Layer):
-    """Computes Euclidean lengths along the last axis: how sure each capsule is.
+    """Computes the Euclidean length of each capsule, along the last axis.
 
-    Section 3 of Sabour et al. (2017). The gradient of a zero capsule is zero; NaN
-    stays NaN. Half precision is computed in float32 and rounded once.
+    The length of a class capsule says how likely its class is present: section 3 of
+    Sabour et al. (2017). The gradient of a zero capsule is zero; NaN stays NaN. Half
+    precision is computed in float32 and rounded once.
 
     Input shape: `[..., D]`. Output shape: `[...]`.
 
     Raises:
-      ValueError: if capsules are not floating-point.
+      ValueError: if capsules are not floating-point, or have no axis.
 
     >>> from tf_capsops.layers import Length
     >>> import numpy as np
@@ -35,7 +36,7 @@ class Length(keras.layers.Layer):
             )
         require_axis("Length", capsules)
         squared = tf.reduce_sum(tf.square(at_least_float32(capsules)), axis=-1)
-        # The root's derivative is infinite at zero: keep zeros away from it.
+        # The derivative of the root is infinite at zero, so zeros must not reach it.
         zero = squared == 0
         root = tf.sqrt(tf.where(zero, tf.ones_like(squared), squared))
         return tf.cast(tf.where(zero, tf.zeros_like(root), root), dtype)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Masking of all capsules but one."""
+"""The layer that masks all capsules but one."""
 
 import keras
 import tensorflow as tf
@@ -69,8 +69,8 @@ class Mask(keras.layers.Layer):
         self.compute_output_shape(input_shape)
 
     def get_config(self):
-        # Keras' own has no answer for a layer that was given a dtype policy, unless a
-        # layer says, as here, that what it returns is all there is.
+        # Keras raises an error for a layer that was given a dtype policy, unless the
+        # layer overrides this method and so declares that the base config is complete.
         return super().get_config()
 
 
@@ -84,7 +84,7 @@ def _pair(inputs):
 
 
 def _split(input_shape):
-    """Returns the shape of the capsules and that of the one-hot labels or None."""
+    """Returns the shapes of the capsules and of the one-hot labels, None without."""
     if input_shape and isinstance(input_shape[0], (list, tuple)):
         capsules, kept = _pair(input_shape)
         return tuple(capsules), tuple(kept)

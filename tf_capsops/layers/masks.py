@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Keras masks over capsules."""
+"""Keras masks that leave capsules out."""
 
 import tensorflow as tf
 
@@ -8,7 +8,7 @@ from tf_capsops.arguments import dense_tensor
 
 
 def seen_capsules(owner, capsules, mask, last=1):
-    """Returns a Keras mask with one boolean for each capsule, or None if there is none.
+    """Returns a Keras mask as one boolean for each capsule, or None without a mask.
 
     The mask may lack the axis of types. Extra axes, such as the rows of poses, are
     reduced with `any`.
@@ -17,11 +17,12 @@ def seen_capsules(owner, capsules, mask, last=1):
       owner: The name to begin messages with.
       capsules: A tensor `[batch, positions..., types, ...]`, or `[batch, positions,
         ...]` if it has one axis of capsules.
-      mask: Booleans, False for capsules that are left out; or None.
+      mask: Booleans, False for capsules to leave out; or None.
       last: How many of the last axes run over a capsule's numbers.
 
     Returns:
-      Booleans, of the rank of capsules less `last`; the types may be a 1.
+      Booleans, with the axes of the capsules except the last `last`. The axis of types
+      has size 1 if the mask lacks it.
 
     Raises:
       ValueError: The mask does not fit the capsules; the message names owner and shape.
@@ -46,13 +47,13 @@ def seen_capsules(owner, capsules, mask, last=1):
 
 
 def without_masked(values, seen):
-    """Returns values, with zeros for capsules that are left out.
+    """Returns values with zeros in place of capsules that the mask leaves out.
 
-    A capsule of zeros votes for nothing, so it has no part in what it is routed to.
+    The votes of a zero capsule are zero, so it does not affect its parents.
 
     Args:
       values: A tensor whose first axes are those of `seen`.
-      seen: What `seen_capsules` returned.
+      seen: The result of `seen_capsules`; None leaves nothing out.
     """
     if seen is None:
         return values

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The first layer of matrix capsules, a convolution."""
+"""The first layer of matrix capsules: a convolution to poses and activations."""
 
 import math
 
@@ -19,16 +19,17 @@ from tf_capsops.shapes import dimensions
 class PoseCaps(Convolving):
     """Convolves features to pose matrices and their activations.
 
-    The primary capsules of Hinton, Sabour and Frosst (2018), whose kernel is 1 x 1: a
-    pose is linear in the features, and an activation is a sigmoid of them. Its
-    convolution is `conv`, a `Conv2D` of this package, to the numbers of all poses and
-    then the activations.
+    These are the primary capsules of Hinton, Sabour and Frosst (2018), who use a 1 x 1
+    kernel. A pose is a linear function of the features, and an activation is the
+    sigmoid of one. Both come from one convolution, `conv`, a `Conv2D` of this package:
+    its first features are the numbers of all poses, and its last the logits of the
+    activations.
 
     Input shape: `[B, H, W, C]`. Output shapes: poses `[B, H', W', capsules, P, Q]` and
     activations `[B, H', W', capsules]`. Batch, height and width may be unknown.
 
     Args:
-      capsules: how many capsules each position has.
+      capsules: the number of capsules at each position.
       pose_shape: (P, Q).
       kernel_size: one or two ints.
       strides: one or two ints.
@@ -37,7 +38,7 @@ class PoseCaps(Convolving):
       kernel_initializer, bias_initializer: as for `keras.layers.Conv2D`.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -88,7 +89,7 @@ class PoseCaps(Convolving):
 
     def call(self, images):
         (images,) = float_tensors("PoseCaps", images=images)
-        map_size(self, images.shape)  # refuses images smaller than the window
+        map_size(self, images.shape)  # Rejects too small images.
         features = self.conv(images)
         numbers = self.capsules * math.prod(self.pose_shape)
         poses, logits = tf.split(features, [numbers, self.capsules], axis=-1)

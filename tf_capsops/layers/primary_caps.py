@@ -25,18 +25,18 @@ class PrimaryCaps(Convolving):
     """Convolves to `channels * capsule_dim` features, read as squashed capsules.
 
     Section 4 of Sabour et al. (2017), who use 32 channels of 8-dimensional capsules,
-    a 9 x 9 kernel and a stride of 2. Its convolution is `conv`, a `Conv2D` of this
-    package, whose images have their channels last.
+    a 9 x 9 kernel and a stride of 2. The convolution is `conv`, a `Conv2D` of this
+    package; its images always have their channels last.
 
     Input shape: `[B, H, W, C]`, or `[B, C, H, W]` with `"channels_first"`. Output
-    shape: `[B, H' * W' * channels, capsule_dim]`, with the capsules of one position
-    next to each other, in the same order for both data formats. Without `flatten`, `[B,
-    H', W', channels, capsule_dim]`, as `SlimCaps2D` takes it, and height and width may
-    be unknown.
+    shape: `[B, H' * W' * channels, capsule_dim]`. The capsules of one position are next
+    to each other, and their order is the same for both data formats. With
+    `flatten=False` the output is `[B, H', W', channels, capsule_dim]`, as `SlimCaps2D`
+    takes it, and height and width may be unknown.
 
     Args:
-      channels: how many capsules each position has.
-      capsule_dim: how long a capsule's vector is.
+      channels: the number of capsules at each position.
+      capsule_dim: the length of a capsule's vector.
       kernel_size: one or two ints.
       strides: one or two ints.
       padding: `"valid"` or `"same"`.
@@ -45,8 +45,8 @@ class PrimaryCaps(Convolving):
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
       data_format: `"channels_last"`, `"channels_first"`, or None for Keras' default.
-      flatten: whether the positions become one axis with the channels.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      flatten: whether to merge height, width and channels into one axis.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
 
     Raises:
       ValueError: if an argument or the input's shape is not as above.
@@ -105,7 +105,7 @@ class PrimaryCaps(Convolving):
 
     def call(self, images):
         (images,) = float_tensors("PrimaryCaps", images=images)
-        map_size(self, images.shape)  # refuses images smaller than the window
+        map_size(self, images.shape)  # Rejects too small images.
         features = self.conv(with_channels_last(images, self.data_format))
         batch, height, width, _ = dimensions(features)
         capsules = [height, width, self.channels]
@@ -136,5 +136,5 @@ class PrimaryCaps(Convolving):
 
     @classmethod
     def from_config(cls, config):
-        # Configurations of releases without data_format are of channels_last.
+        # Configs of releases before data_format existed mean channels_last.
         return super().from_config({"data_format": "channels_last", **config})

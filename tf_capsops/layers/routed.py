@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers have in common that route capsules by a rule."""
+"""The base class of layers that route capsules by a rule of `tf_capsops.routing`."""
 
 import math
 
@@ -22,15 +22,15 @@ from tf_capsops.shapes import dimensions
 
 
 class Routed(Coded):
-    """A layer of pose matrices and a rule; the base of `ConvCaps2D` and its like.
+    """Base class of layers that route pose matrices by a rule, such as `ConvCaps2D`.
 
-    A subclass has `children`, which makes the first three arguments of
-    `capsule_moments`, and its window's attributes, of the layer's inputs and their
-    Keras mask; and `of_parents`, where what it returns is not of the op's shapes.
+    A subclass defines `children(inputs, mask)`, which returns the first three arguments
+    of `capsule_moments` and its window's attributes; and `of_parents(values)` if the
+    layer's outputs have other shapes than the op's.
 
-    A child whose activation is 0, or that a mask leaves out, does not exist for any
-    rule. A mask also leaves out a pose of NaN or infinities. Where all children share
-    the weights, they also share a rule's priors.
+    No rule sees a child whose activation is 0 or that a mask leaves out, even if its
+    pose is NaN or infinite; in exported models, only a mask hides such a pose. Children
+    that share the weights also share a rule's priors.
     """
 
     channel_axes = (-3,)
@@ -54,9 +54,9 @@ class Routed(Coded):
         self.kernel_constraint = keras.constraints.get(kernel_constraint)
 
     def add_kernel(self, shape, input_shape):
-        """Makes the weights, `[..., Q, R]`.
+        """Adds the kernel, `[..., Q, R]`.
 
-        The types, rows and columns of poses in `input_shape` are those of every call.
+        Later calls must have the types, pose rows and pose columns of `input_shape`.
         """
         types, rows, inner = input_shape[0][-3:]
         # Any number of children may share the weights.
@@ -65,7 +65,7 @@ class Routed(Coded):
 
         def initialize(shape, dtype=None):
             # Each number of a vote is a sum over the Q numbers of a pose's row. Keras'
-            # initializers would count the capsules as well, which routing averages.
+            # initializers would also count the capsules, which routing averages.
             size = (inner, math.prod(capsules) * columns)
             flat = self.kernel_initializer(size, dtype=dtype)
             flat = keras.ops.convert_to_tensor(flat, dtype)
@@ -81,14 +81,14 @@ class Routed(Coded):
         )
 
     def build_routing(self, weights_shape, output_shape):
-        """Makes the variables of the rule, in arguments as `Rule.build` takes them."""
+        """Adds the variables of the rule; the arguments are those of `Rule.build`."""
         if not hasattr(self.routing, "build"):
             return
         before = {id(each) for each in self.variables}
         self.routing.build(self, weights_shape, output_shape)
         added = [each for each in self.variables if id(each) not in before]
-        # TensorFlow's checkpoints and SavedModels hold the attributes of layers. The
-        # variables of sublayers are theirs, and must not become the layer's own.
+        # TensorFlow's checkpoints and SavedModels hold what is an attribute of a layer.
+        # Variables of sublayers are attributes of these already.
         added = [each for each in added if own_name(self, each) == each.name]
         for number, variable in enumerate(added):
             setattr(self, f"routing_variable_{number}", variable)
@@ -102,20 +102,20 @@ class Routed(Coded):
         return None
 
     def shares(self, inputs, mask=None):
-        """Returns how the rule divides the children among the parents at last.
+        """Returns the final shares by which the rule divides children among parents.
 
-        The shares of the last pass over the votes that divides children, by
-        `tf_capsops.moment_shares`: that of the last iteration, and the second of
-        `SelfAttention`, to whose shares its priors are added. Not differentiable.
+        `tf_capsops.moment_shares` computes those of the last pass over the votes that
+        divides children: the last iteration, or the second pass of `SelfAttention`
+        (without the priors that this rule adds). They are not differentiable.
 
         Args:
           inputs: the layer's input, `[poses, activations]`.
-          mask: the Keras mask of its children, or a list of two, or None.
+          mask: the Keras mask of the children, or a list of two, or None.
 
         Returns:
-          Shares, zero for children that do not exist: of `ConvCaps2D` `[B, H', W', KH,
-          KW, C, filters]`, for each parent the children in its window; of `ClassCaps`
-          `[B, H, W, C, num_classes]`; of `DenseCaps` `[B, I, num_capsules]`.
+          Shares, zero for children that do not exist. `ConvCaps2D`: `[B, H', W', KH,
+          KW, C, filters]`, for each parent the children in its window. `ClassCaps`:
+          `[B, H, W, C, num_classes]`. `DenseCaps`: `[B, I, num_capsules]`.
 
         Raises:
           ValueError: The layer has not been built.
@@ -130,15 +130,15 @@ class Routed(Coded):
         return tf.stop_gradient(self.of_parents(found))
 
     def of_parents(self, values):
-        """Returns what the op gives for parents, or their shares, in our shape."""
+        """Reshapes the op's values or shares of parents to the layer's output shape."""
         return values
 
     def _routed(self, children, window, training):
-        """Returns the rule's results, and the arguments of each pass over the votes."""
+        """Returns the rule's results, and the arguments of each pass over votes."""
         dtype = tf.float64 if children[0].dtype == tf.float64 else tf.float32
         if tf.config.experimental.tensor_float_32_execution_enabled():
-            # All passes read the children, so 16-bit types are widened once. TF32 holds
-            # them exactly; without it, float32 has slower kernels than they have.
+            # Every pass reads the children, so 16-bit types are widened here, once.
+            # TF32 holds them exactly. Without TF32, float32 kernels would be slower.
             children = [tf.cast(each, dtype) for each in children]
         poses, activations, weights = children
         exist = _existing(activations)
@@ -179,18 +179,18 @@ class Routed(Coded):
         }
 
 
-# Arguments of a pass whose shares are given as a prior: a sum of weighted votes.
 def _existing(activations):
-    """Returns 1 for each child that exists, whose activation is not 0, and else 0."""
+    """Returns 1 for each child that exists (activation not 0), and 0 for the others."""
     return tf.cast(tf.not_equal(activations, 0), activations.dtype)
 
 
 def _seen(activations, weights, shares, window):
-    """Returns 1 for each child in a window that exists, to multiply shares by."""
+    """Returns factors for shares: 1 for each child in a window that exists, else 0."""
     axes = activations.shape.rank - 2
     kernel = [*dimensions(weights)[: axes + 1], 1, 1, 1]
     windows = [*dimensions(shares)[: axes + 1], 1, 1, 1]
-    # Shares that are not normalized are the votes themselves, here the children.
+    # Shares without normalization are the logits. Here these are the votes, and the
+    # votes are 1 for children that exist.
     return moment_shares(
         of_poses(_existing(activations)),
         None,
@@ -202,11 +202,11 @@ def _seen(activations, weights, shares, window):
 
 
 def _fixed_shares(weights, normalize, dtype, prior=None, **statistics):
-    """Returns the shares `[..., C, O]` of pairs if votes do not change them, or None.
+    """Returns shares `[..., C, O]` that do not depend on the votes, or else None.
 
-    A prior of a wrong shape is left to the op, which says what is wrong. So are equal
-    shares in portable graphs, which hold all votes anyway: TFLite files would hold the
-    weights once more, as filters.
+    A prior of a wrong shape also gives None, so that the op raises its error. So do
+    equal shares in portable graphs: these store all votes anyway, and TFLite files
+    would hold the weights twice, the second time as filters.
     """
     given = any(each is not None for each in statistics.values())
     if normalize == "none" and not given and prior is not None:
@@ -219,11 +219,13 @@ def _fixed_shares(weights, normalize, dtype, prior=None, **statistics):
 
 
 def _weighted_sums(poses, factors, weights, shares, **window):
-    """Returns the moments of order 1, as convolutions, which are faster than the op.
+    """Returns mass and first moment by convolutions, which are faster than the op.
 
     Args:
-      factors: what each child is multiplied by, `[N, ..., C]`.
-      shares: those of pairs, `[..., C, O]`, in the type of the moments.
+      poses, weights: as for `capsule_moments`.
+      factors: the factor of each child, `[N, ..., C]`.
+      shares: the fixed shares, `[..., C, O]`, in the type of the moments.
+      **window: the window's attributes.
     """
     axes = poses.shape.rank - 4
     convolve = {1: capsule_conv1d, 2: capsule_conv2d, 3: capsule_conv3d}[axes]
@@ -235,17 +237,17 @@ def _weighted_sums(poses, factors, weights, shares, **window):
         tf.cast(each, shares.dtype) for each in (poses, of_poses(factors), weights)
     )
     first = convolved(poses * factors, weights)
-    # Where a window reaches beyond the image, children are missing in its mass, too.
+    # The mass is a convolution, too: windows at the border have fewer children.
     mass = convolved(factors, tf.ones([1, 1], shares.dtype))
-    # TFLite's converter fails to squeeze negative axes of what has been transposed.
+    # TFLite's converter fails to squeeze negative axes of a transposed tensor.
     return tf.squeeze(mass, [axes + 2, axes + 3]), first
 
 
 def _checked_parents(rule, parents, poses, weights):
-    """Returns what a rule's `route` has returned, if it is poses and activations.
+    """Returns the result of a rule's `route`, if it is poses and activations.
 
     Raises:
-      ValueError: if not; the message names the rule and what came.
+      ValueError: if not; the message names the rule and what it returned.
     """
     of_map = ("D'", "H'", "W'")[-(poses.shape.rank - 4) :]
     capsules = (poses.shape[0], *(None for _ in of_map), weights.shape[-3])
@@ -275,10 +277,10 @@ def _described(value):
 
 
 def checked_pose_shape(layer, shape):
-    """Returns (P, R) as a tuple of ints.
+    """Returns a pose shape as a tuple of two ints.
 
     Raises:
-      ValueError: if it is not; the message names layer and shape.
+      ValueError: if it is not two positive ints; the message names layer and shape.
     """
     owner = _name(layer)
     if not isinstance(shape, (list, tuple)) or len(shape) != 2:
@@ -289,15 +291,16 @@ def checked_pose_shape(layer, shape):
 def pair_of_tensors(layer, inputs, mask=None):
     """Returns poses and activations as tensors of one type.
 
+    Children that a mask leaves out become zeros in both. If the activation is 0,
+    numbers of the pose that are not finite become zeros.
+
     Args:
-      layer: named in messages.
-      inputs: both.
-      mask: the Keras mask of the children, or a list of those of poses and activations.
-        Both are zeros for a child that one leaves out. Of a child of activation 0,
-        poses that are not finite are zeros.
+      layer: the layer, named in error messages.
+      inputs: `[poses, activations]`.
+      mask: the Keras mask of the children, or a list of one for each input, or None.
 
     Raises:
-      ValueError: if inputs or mask do not fit; the message names layer and what came.
+      ValueError: if inputs or mask do not fit; the message names layer and input.
     """
     owner, pair = _name(layer), _pair(layer, inputs)
     named = dict(zip(("poses", "activations"), pair))
@@ -311,11 +314,11 @@ def pair_of_tensors(layer, inputs, mask=None):
 
 
 def _finite_where_absent(poses, activations):
-    """Returns poses, with zeros for NaN and infinities of children of activation 0.
+    """Zeroes the NaNs and infinities in poses of children whose activation is 0.
 
-    The ops multiply a child's votes by its activation, and NaN by 0 is NaN. Finite
-    poses stay, for the gradients of their activations. An exported model does without:
-    these comparisons have no good ranges in int8.
+    The ops multiply a child's votes by its activation, and NaN times 0 is NaN. Finite
+    poses stay, so that the activations keep their gradients. Portable graphs skip this
+    step, because its comparisons have no good ranges in int8.
     """
     if _portable.is_on():
         return poses
@@ -324,7 +327,7 @@ def _finite_where_absent(poses, activations):
 
 
 def _check_built_for(layer, poses, activations):
-    """Raises a ValueError if shapes do not fit the layer as it was built."""
+    """Raises a ValueError if shapes do not fit those the layer was built for."""
     owner, built = _name(layer), tf.TensorShape(layer.children_shape)
     if poses.rank is None:
         return
@@ -346,7 +349,7 @@ def _check_activations(owner, poses, activations):
 
 
 def _is_pair_of_masks(mask):
-    """Tells a list of two masks, each a tensor or None, from one of nested lists."""
+    """Whether a mask is a list of two masks, each a tensor or None."""
     return (
         isinstance(mask, (list, tuple))
         and len(mask) == 2
@@ -358,13 +361,13 @@ def pair_of_shapes(layer, shapes, axes, may_be_unknown=1):
     """Returns the shapes of poses and activations as tuples, if they fit the layer.
 
     Args:
-      layer: has a `pose_shape`, or None for that of the children.
-      shapes: those of the two inputs.
+      layer: its `pose_shape` is checked; None means that of the children.
+      shapes: the shapes of the two inputs.
       axes: names of the axes before a pose's rows and columns.
       may_be_unknown: how many of the first axes may be unknown.
 
     Raises:
-      ValueError: if not; the message names the layer and what came.
+      ValueError: if not; the message names the layer and the given shapes.
     """
     owner = _name(layer)
     poses, activations = map(tuple, _pair(layer, shapes))

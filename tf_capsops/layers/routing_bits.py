@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Routing by agreement in few bits, simulated in floating point."""
+"""Routing by agreement rounded to few bits, simulated in floating point."""
 
 import contextlib
 
@@ -26,14 +26,15 @@ class RoundedRouting(Coded):
 
     With `routing_bits`, the logits, the coefficients, the sums of votes, and the
     vectors between iterations are rounded as `tf_capsops.layers.FakeQuant` rounds. The
-    vectors of the last iteration are the layer's outputs, and are not. Marchisio et
-    al., "Q-CapsNets: A Specialized Framework for Quantizing Capsule Networks" (DAC
-    2020), quantize these arrays. A subclass calls `add_routing_ranges` when it is
-    built, and routes with `rounded`.
+    vectors of the last iteration are the layer's outputs and are not rounded. Marchisio
+    et al., "Q-CapsNets: A Specialized Framework for Quantizing Capsule Networks" (DAC
+    2020), quantize the same arrays. A subclass calls `add_routing_ranges` in `build`,
+    and passes `rounded` to its routing.
 
-    With `routing_bits` there is one more weight, `routing_ranges` `[iterations, 4, 2]`:
-    the smallest and the largest number of each array in each iteration. It does not
-    train. `calibrating` sets it. Gradients are straight-through.
+    With `routing_bits` the layer has one more weight, `routing_ranges`
+    `[iterations, 4, 2]`: the smallest and the largest number of each of the four arrays
+    in each iteration. It does not train; `calibrating` sets it. Gradients are
+    straight-through.
 
     Args:
       routing_bits: as `checked_routing_bits` takes them.
@@ -44,7 +45,7 @@ class RoundedRouting(Coded):
         self.routing_bits = checked_routing_bits(type(self).__name__, routing_bits)
 
     def add_routing_ranges(self, iterations):
-        """Makes the ranges of so many iterations, if routing is in few bits."""
+        """Adds `routing_ranges` for so many iterations, if there are `routing_bits`."""
         if self.routing_bits is None:
             return
         ends = np.float32([_UNCALIBRATED[name] for name in ROUNDED])
@@ -58,7 +59,10 @@ class RoundedRouting(Coded):
         )
 
     def rounded(self, name, iteration, tensor):
-        """Rounds an array of `ROUNDED` in an iteration, or leaves it as it is."""
+        """Rounds an array of an iteration, or returns it as is without `routing_bits`.
+
+        `name` is one of `ROUNDED`.
+        """
         if self.routing_bits is None:
             return tensor
         ends = tf.convert_to_tensor(self.routing_ranges)[iteration, ROUNDED.index(name)]
@@ -67,12 +71,12 @@ class RoundedRouting(Coded):
 
     @contextlib.contextmanager
     def calibrating(self):
-        """Sets the ranges to those of the calls within a `with` block.
+        """A context manager that sets the ranges from the calls in its `with` block.
 
-        These calls must be eager, and nothing is rounded in them.
+        These calls must be eager. They do not round.
 
         Raises:
-          ValueError: The layer has not been built, routes in floating point, is not
+          ValueError: The layer has not been built, has no `routing_bits` or is not
             called in the block, or a number is not finite.
         """
         require_built(self)
@@ -106,7 +110,7 @@ class RoundedRouting(Coded):
 
 
 def checked_routing_bits(owner, bits):
-    """Returns bits of the arrays of routing, 2 to 8 or None, or raises a ValueError."""
+    """Returns `bits` if it is None or an int from 2 to 8, else raises a ValueError."""
     if bits is None:
         return None
     return int_between(owner, "routing_bits", bits, 2, 8)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Slim capsules: convolutions whose types of children are routed at each pixel."""
+"""Slim capsules: convolutions that route the types of children at each pixel."""
 
 import functools
 import math
@@ -29,11 +29,11 @@ from tf_capsops.ops.capsule_conv_routing import (
 from tf_capsops.ops.capsule_routing import MOST_ITERATIONS
 from tf_capsops.registered import registered
 
-_GAIN = 1.5  # Length of the first sums of votes, relative to the children's.
+_GAIN = 1.5  # The length of the first sums of votes, relative to the children.
 
 
 class SlimCaps(RoundedRouting):
-    """The base of slim capsules along any axes.
+    """Base class of slim capsules along one, two or three axes.
 
     A subclass sets `axes`, the names of its spatial axes.
     """
@@ -112,7 +112,7 @@ class SlimCaps(RoundedRouting):
         )
 
     def _initializer(self, types, in_dim):
-        """Returns an initializer that reshapes the kernel of a plain convolution."""
+        """Returns an initializer that reshapes ordinary convolution kernels."""
         initializer = self.kernel_initializer or self._scaled(types, in_dim)
         plain = (*self.kernel_size, in_dim, self.filters * self.capsule_dim)
         split = (*self.kernel_size, in_dim, self.filters, self.capsule_dim)
@@ -132,13 +132,13 @@ class SlimCaps(RoundedRouting):
     def _scaled(self, types, in_dim):
         """Returns an initializer with which parents start about as long as children.
 
-        The first sum of a parent has a vote of each type, divided by the number of
-        entries of the softmax, as for `RoutedNormal`.
+        In the first iteration, a parent is the sum of one vote of each type, divided by
+        the number of entries of the softmax; see `RoutedNormal`.
         """
         shares = self.filters + self.leaky
         scale = max(1, in_dim) * (_GAIN * shares) ** 2
         scale /= max(1, types) * self.capsule_dim
-        if self.is_transposed:  # an output pixel sees only some of the taps
+        if self.is_transposed:  # An output pixel reads only some of the taps.
             scale *= math.prod(map(min, self.kernel_size, self.strides))
         return keras.initializers.VarianceScaling(scale, "fan_in", "truncated_normal")
 
@@ -204,14 +204,15 @@ class SlimCaps(RoundedRouting):
 
 @registered
 class SlimCaps2D(SlimCaps):
-    """Slim capsules: a convolution whose types of children are routed at each pixel.
+    """Slim capsules: a convolution that routes the types of children at each pixel.
 
-    The layers of SegCaps (LaLonde and Bagci, "Capsules for Object Segmentation", 2018),
-    by `tf_capsops.capsule_conv_routing`. Each type of child capsule has one vote for
-    each parent at a pixel, which a convolution makes of all children of that type in
-    the window, and routing by agreement divides the types among the parents. So there
-    are `types * filters` votes a pixel, however large the window, and as many weights
-    as a `keras.layers.Conv2D` has from K features to `filters * capsule_dim`.
+    These are the layers of SegCaps (LaLonde and Bagci, "Capsules for Object
+    Segmentation", 2018), with `tf_capsops.capsule_conv_routing`. At each pixel, every
+    type of child has one vote for every parent: a convolution sums over the children of
+    that type in the window. Routing by agreement then divides the types among the
+    parents. However large the window, a pixel has only `types * filters` votes, and the
+    layer only the weights of a `keras.layers.Conv2D` from K features to
+    `filters * capsule_dim`.
 
     Input shape: `[B, H, W, I, K]`: I types of capsules of K numbers. Output shape: `[B,
     H', W', filters, capsule_dim]`, capsules of length below one. Batch, height and
@@ -225,27 +226,27 @@ class SlimCaps2D(SlimCaps):
     everything is computed in float32 and the output rounded once.
 
     Args:
-      filters: how many types of parents.
-      capsule_dim: how long a parent's vector is.
+      filters: the number of parent types.
+      capsule_dim: the length of a parent's vector.
       kernel_size: one or two ints.
       strides: one or two ints.
       padding: `"valid"` or `"same"`, as for `keras.layers.Conv2D`.
       dilation_rate: one or two ints.
       routing_iterations: how often the parents are computed, 1 to 2^31 - 1.
       leaky: whether the softmax has one extra entry with logit 0, whose share is
-        discarded. A layer of one parent needs it for its routing to have an effect.
-      share_weights: whether all types of children have the same kernel. How many types
-        there are is fixed by the first call all the same.
-      use_bias: whether there is a bias, which is added before squashing.
-      kernel_initializer: called for the kernel of the plain convolution, `[KH, KW, K,
-        filters * capsule_dim]`, without `share_weights` once for each type: an
-        initializer of your own must then draw new values at each call, or have `seed`
-        in its config. By default normal values, scaled so that parents start about as
-        long as children.
-      bias_initializer: as for `keras.layers.Conv2D`; SegCaps has constants of 0.1.
+        discarded. With a single parent, routing has no effect unless it is leaky.
+      share_weights: whether all types of children have the same kernel. The first call
+        fixes the number of types even then.
+      use_bias: whether the layer has a bias, which is added before squashing.
+      kernel_initializer: called with the kernel shape of the ordinary convolution,
+        `[KH, KW, K, filters * capsule_dim]`; without `share_weights`, once for each
+        type. A custom initializer must then draw new values at each call, or have
+        `seed` in its config. None for truncated normal values, scaled so that parents
+        start about as long as children.
+      bias_initializer: as for `keras.layers.Conv2D`; SegCaps uses the constant 0.1.
       kernel_regularizer, bias_regularizer: as for `keras.layers.Conv2D`.
       kernel_constraint, bias_constraint: as for `keras.layers.Conv2D`.
-      bits, per_channel: as for `InqConv2D`; without bits the kernel holds numbers.
+      bits, per_channel: as for `InqConv2D`; None keeps a floating-point kernel.
       routing_bits: as for `DigitCaps`.
 
     Raises:
@@ -262,7 +263,7 @@ class SlimCaps2D(SlimCaps):
 
 @registered
 class SlimCaps1D(SlimCaps):
-    """Slim capsules along a line; `SlimCaps2D` with one axis less.
+    """Slim capsules along a sequence: `SlimCaps2D` with one spatial axis.
 
     Input shape: `[B, W, I, K]`. Output shape: `[B, W', filters, capsule_dim]`. Batch
     and width may be unknown. A mask is `[B, W]` or `[B, W, I]`.
@@ -283,9 +284,10 @@ class SlimCaps1D(SlimCaps):
 
 @registered
 class SlimCaps3D(SlimCaps):
-    """Slim capsules in a volume; `SlimCaps2D` with one axis more.
+    """Slim capsules in a volume: `SlimCaps2D` with three spatial axes.
 
-    The layers of 3D-UCaps (Nguyen, Hua and Le, 2021), as for the slices of a scan.
+    These are the layers of 3D-UCaps (Nguyen, Hua and Le, 2021), for data such as the
+    slices of a scan.
 
     Input shape: `[B, D, H, W, I, K]`. Output shape: `[B, D', H', W', filters,
     capsule_dim]`. Batch, depth, height and width may be unknown. A mask is `[B, D, H,
@@ -307,13 +309,13 @@ class SlimCaps3D(SlimCaps):
 
 @registered
 class SlimCaps2DTranspose(SlimCaps):
-    """Slim capsules whose votes are of a transposed convolution: the way up.
+    """Slim capsules whose votes come from a transposed convolution.
 
-    The deconvolutional capsules of SegCaps, from small maps to large ones.
+    These are the deconvolutional capsules of SegCaps, which upsample small maps.
 
-    Input shape: that of `SlimCaps2D`. Output shape: that of `SlimCaps2D`, with `H' = H
-    * stride` for `"same"`, and `H * stride + max(kernel - stride, 0)` for `"valid"`; W'
-    likewise.
+    Input shape: as for `SlimCaps2D`. Output shape: as for `SlimCaps2D`, with
+    `H' = H * stride` for `"same"`, and `H' = H * stride + max(kernel - stride, 0)` for
+    `"valid"`; W' likewise.
 
     Weights, args and errors are those of `SlimCaps2D`, but `dilation_rate` must be 1.
 
@@ -328,10 +330,11 @@ class SlimCaps2DTranspose(SlimCaps):
 
 @registered
 class SlimCaps3DTranspose(SlimCaps):
-    """Slim capsules of volumes by a transposed convolution.
+    """Slim capsules in a volume whose votes come from a transposed convolution.
 
-    `SlimCaps2DTranspose` with one axis more. Input and output shapes are those of
-    `SlimCaps3D`, with the sizes of `SlimCaps2DTranspose` along all three axes.
+    This is `SlimCaps2DTranspose` with three spatial axes. Input and output shapes are
+    those of `SlimCaps3D`; the formulas of `SlimCaps2DTranspose` give the output size
+    along each axis.
 
     Weights, args and errors are those of `SlimCaps3D`, but `dilation_rate` must be 1.
 

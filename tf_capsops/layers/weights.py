@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what somebody sets the weights of a layer to."""
+"""Names of a layer's weights, and checks of the values they are set to."""
 
 import numpy as np
 
@@ -14,14 +14,14 @@ def require_built(layer):
 def own_name(layer, variable):
     """Returns a variable's name within a layer.
 
-    Names of a sublayer's variables begin with its own, as in
+    The name of a sublayer's variable begins with the name of the sublayer, as in
     `"pose_normalization.moving_mean"`.
     """
     return variable.path.removeprefix(f"{layer.path}/").replace("/", ".")
 
 
 def named_weights(layer):
-    """Returns the variables of a layer by their names, or `own_name` if one repeats."""
+    """Returns a layer's variables by name, or by `own_name` if a name occurs twice."""
     names = [variable.name for variable in layer.weights]
     return {
         variable.name
@@ -53,5 +53,5 @@ def weights_by_name(layer, weights):
 
 
 def title(layer):
-    """Returns the name of a layer in messages."""
+    """Returns a layer's class and name, as error messages show them."""
     return f"{type(layer).__name__} {layer.name}"

@@ -14,10 +14,10 @@ def set_window(layer, kernel_size, strides, padding, dilation_rate=1, axes=IMAGE
       layer: the layer, named in messages.
       kernel_size, strides, dilation_rate: an int, or one for each axis.
       padding: `"valid"` or `"same"`.
-      axes: what the axes are called that the window slides along.
+      axes: the names of the axes that the window slides along.
 
     Raises:
-      ValueError: if one is not as `keras.layers.Conv2D` takes it; the message names
+      ValueError: if `keras.layers.Conv2D` would not take an argument; the message names
         layer, argument and value.
     """
     owner = type(layer).__name__
@@ -31,13 +31,13 @@ def set_window(layer, kernel_size, strides, padding, dilation_rate=1, axes=IMAGE
 
 
 def map_size(layer, input_shape, axes=IMAGE):
-    """Returns the sizes of the output, as for `keras.layers.Conv2D`.
+    """Returns the output size along each axis, as `keras.layers.Conv2D` computes it.
 
     Args:
-      layer: what `set_window` was given; it may also have a `data_format`.
-      axes: as `set_window` was given them; the sizes returned are theirs.
+      layer: a layer after `set_window`; it may also have a `data_format`.
       input_shape: `[batch, height, width, ...]`, or `[batch, channels, height, width]`
         for `"channels_first"`; None is unknown.
+      axes: the `axes` that `set_window` was given.
 
     Raises:
       ValueError: the window is larger than the image.
@@ -63,10 +63,10 @@ def map_size(layer, input_shape, axes=IMAGE):
 
 
 def transposed_map_size(layer, input_shape):
-    """Returns the sizes of a transposed convolution's output, as Keras' have them.
+    """Returns the output size of a transposed convolution, as Keras computes it.
 
     Args:
-      layer: what `set_window` was given.
+      layer: a layer after `set_window`.
       input_shape: `[batch, spatial..., ...]`; None is unknown.
     """
     overlaps = layer.padding == "valid"
@@ -78,12 +78,12 @@ def transposed_map_size(layer, input_shape):
 
 
 def require_known(layer, input_shape, names):
-    """Raises a ValueError if a dimension is unknown that is not batch or spatial.
+    """Raises a ValueError if a dimension other than batch and spatial is unknown.
 
     Args:
-      layer: has `axes`, what the spatial axes are called.
+      layer: a layer with `axes`, the names of the spatial axes.
       input_shape: `[batch, spatial..., ...]`; None is unknown.
-      names: what all axes are called.
+      names: the names of all axes.
     """
     first = 1 + len(layer.axes)
     if None in input_shape[first:]:
@@ -95,7 +95,7 @@ def require_known(layer, input_shape, names):
 
 
 def require_no_dilation(layer):
-    """Raises a ValueError if a layer's window has gaps."""
+    """Raises a ValueError if a layer's `dilation_rate` is not 1."""
     if {*layer.dilation_rate} != {1}:
         raise ValueError(
             f"{type(layer).__name__}: dilation_rate must be 1, got "

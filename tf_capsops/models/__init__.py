@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Whole capsule networks."""
+"""Complete capsule networks, and the baselines to compare them with."""
 
 from tf_capsops.models.capsnet import CapsNet, capsnet
 from tf_capsops.models.classifier import CapsuleClassifier

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes batches in groups, and copies them to the GPUs while these compute.
 
-Four groups are under way: the GPUs compute on one, the next one is in their memory, the
-one after is being copied, and another is taken from the data and stacked.
+Four groups are in progress at any time: the GPUs compute on the first, the second is in
+their memory, the third is being copied, and the fourth is being read and stacked.
 """
 
 import atexit
@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_capsops.models import shares
 from tf_capsops.models.loop import Int32OnDevice
 
-_MOST_BYTES = 2**26  # of the batches of a group
+_MOST_BYTES = 2**26  # The largest size of the batches of a group.
 _END = object()
 
 
@@ -29,11 +29,11 @@ class Group:
     """Batches for consecutive steps.
 
     Attributes:
-      shares: of each replica of this process: its part of one batch, or of several,
-        stacked along a new first axis.
-      steps: how many batches there are. They are stacked if there are more than one.
-      even: whether all replicas of this process have as many samples of a batch each.
-      spec: what one replica gets of any batch, as a structure of `tf.TypeSpec`s.
+      shares: for each replica of this process, its part of one batch, or its parts of
+        several, stacked along a new first axis.
+      steps: the number of batches. They are stacked if there are more than one.
+      even: whether all replicas of this process have equally many samples of a batch.
+      spec: one replica's part of any batch, as a structure of `tf.TypeSpec`s.
     """
 
     shares: list
@@ -47,13 +47,13 @@ class Feed:
 
     Args:
       model: a `keras.Model`.
-      iterator: gives batches, on the host or with a share for each replica.
-      steps: how many batches make an execution. They come as one group if they have
-        the same shapes and are not too large to be copied together.
-      length: how many make an epoch, if the iterator goes on after it; no group has
-        batches of two epochs. Else None.
+      iterator: yields batches, on the host or with a share for each replica.
+      steps: the number of batches in an execution. They come as one group if they have
+        the same shapes and are small enough to be copied together.
+      length: the number of batches in an epoch, if the iterator continues after an
+        epoch; no group has batches of two epochs. Else None.
       ahead: whether to take and copy groups while the devices compute.
-      check: is called with one replica's share of the first batch, on the host.
+      check: called with one replica's share of the first batch, on the host.
     """
 
     def __init__(self, model, iterator, steps, length, ahead, check):
@@ -62,8 +62,8 @@ class Feed:
         strategy, self._closed = model.distribute_strategy, threading.Event()
         epoch = steps, length
         taken = ahead(_groups(strategy, iterator, *epoch, check, self._closed), 1)
-        # A copy starts when its GPU has done all that it was given before. Copies for
-        # the group after next must therefore begin before the next group is launched.
+        # A copy starts only after all work that was given to its GPU before. So copies
+        # for the group after next must be started before the next group is launched.
         self._groups = ahead(_begin_copies(model, taken), 2)
 
     def next(self):
@@ -75,7 +75,7 @@ class Feed:
         return dataclasses.replace(group, shares=shares)
 
     def close(self):
-        """Takes no more batches."""
+        """Stops taking batches."""
         self._closed.set()
 
 
@@ -111,13 +111,13 @@ class _Ahead:
         self._begun.append(in_thread(take))
 
 
-_running = set()  # futures of `in_thread`
+_running = set()  # The futures of `in_thread` that are not done.
 
 
 def in_thread(function):
     """Calls a function in a background thread and returns a future of its result.
 
-    A process that ends waits for it, but not for long.
+    When the process exits, it waits up to two seconds for such threads.
     """
     future = concurrent.futures.Future()
     _running.add(future)
@@ -135,12 +135,12 @@ def in_thread(function):
 
 @atexit.register
 def _wait_for_threads():
-    # A thread that returns from TensorFlow while Python ends may abort the process.
+    # A thread that returns from TensorFlow while Python exits may abort the process.
     concurrent.futures.wait([*_running], timeout=2)
 
 
 def _take(iterator, count, closed):
-    """Returns the next `count` batches, or as many as there are, as a list."""
+    """Returns a list of the next `count` batches, or of fewer if the data ends."""
     batches = []
     while len(batches) < count and not closed.is_set():
         batch = next(iterator, _END)
@@ -193,7 +193,7 @@ def _group(strategy, parts, steps, spec):
 
 def _spec(strategy, iterator, share):
     if strategy.num_replicas_in_sync == 1 and isinstance(iterator, tf.data.Iterator):
-        spec = iterator.element_spec  # may leave open the size of a batch
+        spec = iterator.element_spec  # The size of a batch may be unknown here.
     else:
         spec = keras.tree.map_structure(_spec_of, share)
     return keras.tree.map_structure(shares.none_if_empty, spec)
@@ -208,7 +208,10 @@ def _group_size(divided, steps, length):
 
 
 def _size_for_all_processes(divided, steps, length):
-    """Returns `steps`, or 1 if data may end early or 1024 samples exceed a group."""
+    """Returns `steps`, or 1 if the data may end early or samples are too large.
+
+    Samples are too large if 1024 of them exceed the size of a group.
+    """
     share = keras.tree.flatten(divided[0])
     flat = [each for each in share if isinstance(each, tf.Tensor)]
     sample = sum(math.prod(each.shape[1:]) * each.dtype.size for each in flat)
@@ -231,10 +234,11 @@ def _stacked(batches, of_any_size):
     def stack(*values):
         if values[0] is None:
             return None
-        with tf.device(values[0].device):  # else TensorFlow copies them to a GPU
+        with tf.device(values[0].device):  # Otherwise TensorFlow copies to a GPU.
             if not of_any_size:
                 return tf.stack(values)
-            # A share may be smaller in another process only, and all must do the same.
+            # A share may be smaller in another process only. All processes must run the
+            # same ops, so all use ragged tensors.
             sizes = tf.constant([len(each) for each in values])
             return tf.RaggedTensor.from_row_lengths(tf.concat(values, 0), sizes)
 
@@ -261,10 +265,10 @@ def _begin_copies(model, groups):
 
 
 def _copy(value, device, stacked):
-    """Starts to copy a tensor to a device and returns a future of the copy.
+    """Starts to copy a tensor to a device, and returns a future of the copy.
 
     Without a device, as for a model that has no variables yet, the tensor stays where
-    it is. What a compiled loop takes has the same types in either case.
+    it is. It has the type that a compiled loop expects in either case.
     """
 
     def to_device(tensor):
@@ -282,10 +286,10 @@ def _copy(value, device, stacked):
         if value is None:
             return None
         if stacked and isinstance(value, tf.Tensor) and value.dtype == tf.int32:
-            with tf.device(value.device):  # else TensorFlow may use a GPU
+            with tf.device(value.device):  # Otherwise TensorFlow may use a GPU.
                 as_int64 = tf.cast(value, tf.int64)
             return Int32OnDevice(moved(as_int64))
-        if isinstance(value, tf.RaggedTensor):  # the host needs its rows' sizes
+        if isinstance(value, tf.RaggedTensor):  # The host needs the sizes of the rows.
             return value.with_flat_values(moved(value.flat_values))
         return moved(value)
 
@@ -296,9 +300,9 @@ def _copy(value, device, stacked):
 def _copier(device, dtype):
     """Returns a function that copies a tensor from the host to a device.
 
-    In a function, TensorFlow allocates page-locked memory for what an operation on the
-    CPU gives to a GPU. From other memory the driver copies more slowly, and launches no
-    kernels meanwhile.
+    Inside a `tf.function`, TensorFlow allocates page-locked memory for results of CPU
+    ops that a GPU reads. From other memory, the driver copies more slowly, and launches
+    no kernels meanwhile.
     """
 
     @tf.function(input_signature=[tf.TensorSpec(None, dtype)], autograph=False)

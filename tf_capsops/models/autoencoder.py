@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models of an encoder to a capsule for each class, and a decoder that draws again."""
+"""Models that encode images to one capsule per class, and decode images from them."""
 
 import abc
 
@@ -20,16 +20,17 @@ from tf_capsops.models.parts import parts_config, saved_parts
 
 
 class Autoencoder(targets.Reconstructing, keras.Model):
-    """The base of `CapsNet` and `DeepCaps`; `CapsNet` documents inputs and outputs.
+    """Base class of `CapsNet` and `DeepCaps`; `CapsNet` documents inputs and outputs.
 
     Args:
-      arguments: those of the subclass, by name, which `get_config` returns; with
+      arguments: the arguments of the subclass by name, for `get_config`. Among them are
         `"input_shape"`, `"num_classes"` and `"reconstruction_weight"`.
-      layers: what `parts_config` returned; None for new parts, as in older files.
+      layers: the result of `parts_config`, from a file; None for new parts, as in older
+        files.
       **kwargs: `name` and `dtype`, as for every Keras model.
     """
 
-    inference = None  # the class of what `inference_model` returns
+    inference = None  # The class of the model that `inference_model` returns.
 
     def __init__(self, arguments, layers=None, **kwargs):
         super().__init__(**kwargs)
@@ -43,7 +44,7 @@ class Autoencoder(targets.Reconstructing, keras.Model):
         layers = layers or self.new_parts()
         self.encoder, self.decoder = layers["encoder"], layers["decoder"]
         self.length, self.mask = layers["length"], layers["mask"]
-        # Makes the weights, and tells Keras what to export.
+        # This call creates the weights, and tells Keras what to export.
         self(keras.KerasTensor((None, *self.image_shape)))
 
     @abc.abstractmethod
@@ -71,8 +72,8 @@ class Autoencoder(targets.Reconstructing, keras.Model):
         return {"lengths": lengths, "reconstruction": reconstruction}
 
     def _decode_each(self, capsules, scores, training):
-        """Returns an image for each of the classes of the highest scores, in order."""
-        # Of equal scores, as those of labels, top_k takes the lower classes first.
+        """Returns an image for each of the highest-scoring classes, in class order."""
+        # If scores are equal, as labels are, top_k prefers the lower classes.
         chosen = tf.sort(tf.math.top_k(scores, self.objects).indices, axis=-1)
         one_hot = tf.one_hot(tf.reshape(chosen, [-1]), self.num_classes)
         each = tf.repeat(capsules, self.objects, axis=0)
@@ -80,18 +81,22 @@ class Autoencoder(targets.Reconstructing, keras.Model):
         return tf.reshape(images, [-1, self.objects, *self.image_shape])
 
     def encode(self, images):
-        """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`."""
+        """Returns capsules `[B, num_classes, capsule_dim]` of images `[B, H, W, C]`.
+
+        Raises:
+          ValueError: if the images have another shape or are not scaled.
+        """
         return self.encoder(self._checked(image_range(self.owner, images)))
 
     def _checked(self, images):
         return scaled_images(self.owner, images, self.image_shape)
 
     def decode(self, capsules, one_hot=None, training=None):
-        """Returns images `[B, H, W, C]` of capsules `[B, num_classes, capsule_dim]`.
+        """Returns the images `[B, H, W, C]` that the decoder draws from capsules.
 
         Args:
           capsules: `[B, num_classes, capsule_dim]`.
-          one_hot: which capsule to decode, `[B, num_classes]`; None for the longest.
+          one_hot: the capsule to decode, `[B, num_classes]`; None for the longest.
           training: as for every Keras layer.
         """
         masked = self.mask(capsules if one_hot is None else [capsules, one_hot])
@@ -100,8 +105,8 @@ class Autoencoder(targets.Reconstructing, keras.Model):
     def inference_model(self):
         """Returns a functional model of the same layers, with the same weights.
 
-        From images `[B, H, W, C]`, which may not be integers, to the dict that `call`
-        returns without labels.
+        It maps images `[B, H, W, C]`, which must not be integers, to the dict that
+        `call` returns without labels.
 
         Raises:
           ValueError: if the model has several `objects`.
@@ -132,12 +137,12 @@ class Autoencoder(targets.Reconstructing, keras.Model):
 
         Args:
           optimizer: as for every Keras model.
-          loss: the loss on the lengths, or a dict of `"lengths"` and
+          loss: the loss on the lengths, or a dict of losses for `"lengths"` and
             `"reconstruction"`; by default `MarginLoss()` and `ReconstructionLoss()`.
-          metrics: a metric of the lengths or a list of them, or a dict of these for
-            `"lengths"` and `"reconstruction"`. With several `objects`, "accuracy" is
+          metrics: a metric of the lengths or a list of metrics, or a dict of these for
+            `"lengths"` and `"reconstruction"`. With several `objects`, "accuracy" means
             `tf_capsops.metrics.ExactMatch`. Losses and metrics of the lengths get
-            one-hot labels, those whose names begin with "sparse" integers.
+            one-hot labels, or integers if their names begin with "sparse".
           loss_weights: the weight of the loss on the lengths, or a dict of `"lengths"`
             and `"reconstruction"`; by default 1 and the model's
             `reconstruction_weight`.
@@ -151,7 +156,7 @@ class Autoencoder(targets.Reconstructing, keras.Model):
         weight = self._arguments["reconstruction_weight"]
         weights = {"lengths": 1.0, "reconstruction": weight}
         if isinstance(loss_weights, (list, tuple)) and len(loss_weights) == 2:
-            loss_weights = dict(zip(weights, loss_weights))  # as Keras takes them
+            loss_weights = dict(zip(weights, loss_weights))  # Keras takes a list, too.
         arguments = {
             "optimizer": keras.optimizers.get(optimizer),
             "loss": one_by_output(self.owner, "loss", loss, losses),
@@ -176,7 +181,7 @@ class Autoencoder(targets.Reconstructing, keras.Model):
 
 
 class Inference(ImageModel, keras.Model):
-    """The functional model of `inference_model`, which refuses unscaled images."""
+    """The functional model of `inference_model`, which rejects unscaled images."""
 
     def call(self, inputs, training=None, mask=None):
         images = self.images_of(inputs)

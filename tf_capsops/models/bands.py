@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains networks of single pixels band by band, which takes less memory."""
+"""Trains pixelwise networks in bands of rows, to save memory."""
 
 import itertools
 import math
@@ -8,15 +8,15 @@ import math
 import keras
 import tensorflow as tf
 
-_PIXELS = 1 << 15  # of a band
+_PIXELS = 1 << 15  # The number of pixels in a band.
 
 
 def count(network, inputs):
-    """Returns how many bands of rows are worth it; 1 if pixels depend on others.
+    """Returns the number of bands of rows to train in; 1 if pixels depend on others.
 
     Args:
       network: a functional model of images or volumes.
-      inputs: what it is called on, `[B, rows, ..., C]`.
+      inputs: its inputs, `[B, rows, ..., C]`.
     """
     shape = inputs.shape[1:-1]
     if not shape.is_fully_defined() or not _is_pixelwise(network):
@@ -35,15 +35,15 @@ def _is_pixelwise(network):
 
 
 def train(network, inputs, bands):
-    """Calls a network of single pixels for training.
+    """Calls a pixelwise network for training.
 
-    What its layers compute is not kept for the gradient, which computes it again for
-    one band of rows after another.
+    The results of its layers are not kept for the gradient. The backward pass computes
+    them again, one band of rows after another.
 
     Args:
       network: a functional model of images or volumes.
       inputs: `[B, rows, ..., C]`.
-      bands: how many.
+      bands: the number of bands.
     """
     trained, frozen = (
         [(variable, tf.convert_to_tensor(variable)) for variable in variables]
@@ -87,10 +87,10 @@ def _split(images, bands):
 
 
 def _after(first, then):
-    """Returns `then`, but computed after `first`, by XLA too.
+    """Returns `then`, and makes XLA, too, compute it after `first`.
 
-    XLA would compute all bands at the same time, and keep them all. It does not know
-    that what is added here is zero, as in `tf.recompute_grad`.
+    XLA would otherwise compute all bands at the same time, and keep them all. It does
+    not know that the number added here is zero. `tf.recompute_grad` does the same.
     """
     flag = tf.cast(tf.reshape(first, [-1])[0], tf.bool)
     zero = tf.where(tf.equal(flag, flag), 0.0, float("nan"))

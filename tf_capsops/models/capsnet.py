@@ -26,21 +26,24 @@ class CapsNet(Autoencoder):
     """A capsule network that classifies images and reconstructs them; see `capsnet`.
 
     Call arguments: images `[B, H, W, C]`, or a dict or list of `"images"` and
-    `"labels"`. The decoder sees the capsule of the label where there is one, as in
-    training, and otherwise the longest.
+    `"labels"`. The decoder draws from the capsule of the label if there is one, as in
+    training, and otherwise from the longest capsule.
 
     Returns a dict: `"lengths"` `[B, num_classes]` and `"reconstruction"`
-    `[B, H, W, C]`. With two or more `objects` the decoder draws each by itself, of the
-    classes of the labels, or else of the longest capsules: `[B, objects, H, W, C]`, in
-    the order of the classes.
+    `[B, H, W, C]`. With two or more `objects`, the decoder draws each object by itself,
+    from the capsules of the labels' classes, or else from the longest capsules. The
+    reconstruction is then `[B, objects, H, W, C]`, in the order of the classes.
 
-    `fit` and `evaluate` take images and labels, integers or one-hot; or images and a
-    dict or list of the targets `"lengths"` (labels) and `"reconstruction"` (what the
-    decoder is to draw), which more `objects` need, with a 1 in the labels for each.
-    `sample_weight` is of both outputs, or a dict or list by output. The sub-models
+    `fit` and `evaluate` take images and one of:
+
+    * labels, integers or one-hot;
+    * a dict or list of the targets `"lengths"` (labels) and `"reconstruction"` (the
+      images to draw). Several `objects` need this, and labels with a 1 for each object.
+
+    `sample_weight` weights both outputs, or is a dict or list by output. The sub-models
     are `encoder` (images to capsules) and `decoder` (masked, flattened capsules to
-    images); `encode` and `decode` call them. `routing_coefficients` shows what routing
-    makes of an image.
+    images); `encode` and `decode` call them. `routing_coefficients` shows how routing
+    divides the capsules of an image.
 
     >>> import numpy as np
     >>> from tf_capsops.models import CapsNet
@@ -108,15 +111,18 @@ class CapsNet(Autoencoder):
     def routing_coefficients(self, images):
         """Returns how routing divides the primary capsules among the classes.
 
-        The c of the last iteration: procedure 1 and equation 3 of Sabour et al. (2017).
+        These are the c of the last iteration: procedure 1 and equation 3 of Sabour et
+        al. (2017).
 
         Args:
           images: `[B, H, W, C]`.
 
         Returns:
-          `[B, H', W', primary_channels, num_classes]`: H' x W' positions of primary
-          capsules, which `primary_centers` gives, with as many types at each. Not
-          negative, and of sum one over the classes.
+          `[B, H', W', primary_channels, num_classes]`: nonnegative, adding up to 1 over
+          the classes. `primary_centers` gives the H' x W' positions.
+
+        Raises:
+          ValueError: if the images have another shape or are not scaled.
         """
         conv, primary, digit = self.encoder.layers
         images = self._checked(image_range("CapsNet", images))
@@ -129,11 +135,10 @@ class CapsNet(Autoencoder):
 
     @property
     def primary_centers(self):
-        """Returns the centers of the primary capsules' receptive fields, in pixels.
+        """The centers of the primary capsules' receptive fields, in pixels.
 
-        Two arrays, `[H']` of rows and `[W']` of columns: the middles of the receptive
-        fields. They are primary_strides apart; a field is kernel_size plus
-        primary_kernel_size minus 1 pixels wide.
+        Two arrays, `[H']` of rows and `[W']` of columns. Centers are `primary_strides`
+        apart. `primary_field` is the size of a receptive field.
         """
         conv, primary, _ = self.encoder.layers
         fields = zip(conv.kernel_size, primary.kernel_size, strict=True)
@@ -147,14 +152,14 @@ class CapsNet(Autoencoder):
 
     @property
     def primary_field(self):
-        """Returns the height and width of a primary capsule's receptive field."""
+        """The height and width of a primary capsule's receptive field, in pixels."""
         conv, primary, _ = self.encoder.layers
         fields = zip(conv.kernel_size, primary.kernel_size, strict=True)
         return tuple(first + second - 1 for first, second in fields)
 
 
 def _positive_ints(name, values):
-    """Returns a list of positive ints as a tuple; raises a ValueError if it is none."""
+    """Returns a list of positive ints as a tuple, or raises a ValueError."""
     if not isinstance(values, (list, tuple)):
         raise ValueError(f"CapsNet: {name} must be a list of integers, got {values!r}")
     return tuple(positive_int("CapsNet", name, each) for each in values)
@@ -163,34 +168,34 @@ def _positive_ints(name, values):
 def capsnet(*args, **kwargs):
     """The capsule network of Sabour, Frosst and Hinton (2017), with its decoder.
 
-    A convolution with relu, `PrimaryCaps`, `DigitCaps` and `Length`; a decoder of fully
-    connected layers draws the image again from the winning capsule. The defaults are
-    the paper's (section 4) for 28 x 28 digits.
+    The layers are a convolution with relu, `PrimaryCaps`, `DigitCaps` and `Length`. A
+    decoder of fully connected layers reconstructs the image from the winning capsule.
+    The defaults are the paper's (section 4) for 28 x 28 digits.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1. Standardized ones train, too, but the
-        decoder cannot draw them. Integers and numbers above 10 are a `ValueError`, the
-        latter not in a `tf.function` of yours.
-      num_classes: how many classes.
+      input_shape: (height, width, channels) of the images. Their values must be
+        floating-point numbers from 0 to 1. Standardized images train, too, but the
+        decoder cannot draw them. Integers raise a `ValueError`; so do numbers above 10,
+        except inside your own `tf.function`.
+      num_classes: the number of classes.
       filters: features of the first convolution.
-      kernel_size: its kernel, one or two ints.
+      kernel_size: the kernel size of the first convolution, one or two ints.
       primary_channels: primary capsules at each position.
       primary_dim: the length of a primary capsule's vector.
-      primary_kernel_size: the kernel of `PrimaryCaps`.
+      primary_kernel_size: the kernel size of `PrimaryCaps`.
       primary_strides: the strides of `PrimaryCaps`.
       capsule_dim: the length of a class capsule's vector.
       routing_iterations: how often routing computes the class capsules.
       decoder_units: units of the decoder's hidden layers.
       reconstruction_weight: the weight of the reconstruction's summed squared error
         in the loss; the margin loss has 1.
-      objects: how many objects of different classes an image shows.
+      objects: the number of objects, all of different classes, in an image.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
     Returns:
-      A `CapsNet`, built and not compiled. `compile()` needs no arguments,
-      `fit(images, labels)` takes integer or one-hot labels, `predict(images)` gives a
-      dict of `"lengths"` and `"reconstruction"`.
+      A `CapsNet`, built but not compiled. `compile()` needs no arguments,
+      `fit(images, labels)` takes integer or one-hot labels, and `predict(images)`
+      returns a dict of `"lengths"` and `"reconstruction"`.
 
     Raises:
       ValueError: if an argument is not as above, or the images are too small for the
@@ -210,6 +215,6 @@ def capsnet(*args, **kwargs):
     return CapsNet(*args, **kwargs)
 
 
-# For `help`: the arguments are those of CapsNet.
+# So that `help` shows the arguments of CapsNet.
 _, *_parameters = inspect.signature(CapsNet.__init__).parameters.values()
 capsnet.__signature__ = inspect.Signature(_parameters)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What the functional models of matrix capsules have in common."""
+"""The functional model of classifiers, with or without capsules."""
 
 import keras
 import numpy as np
@@ -21,9 +21,9 @@ from tf_capsops.registered import registered
 class CapsuleClassifier(FunctionalModel):
     """The functional model of `matrix_capsnet`, `efficient_capsnet` and `convnet`.
 
-    From images `[B, H, W, C]` to scores `[B, classes]`. It refuses unscaled images,
-    keeps a dtype policy of its own, and a `SpreadLoss` follows its optimizer.
-    `routing_coefficients` shows what routing makes of an image.
+    It maps images `[B, H, W, C]` to scores `[B, classes]`. It rejects unscaled images
+    and has its own dtype policy; a `SpreadLoss` follows its optimizer.
+    `routing_coefficients` shows how routing divides the capsules of an image.
 
     >>> model = tf_capsops.models.efficient_capsnet((28, 28, 1), 10)
     >>> isinstance(model, tf_capsops.models.CapsuleClassifier)
@@ -33,18 +33,18 @@ class CapsuleClassifier(FunctionalModel):
     def routing_coefficients(self, images):
         """Returns how routing divides the primary capsules among the classes.
 
-        The shares of each layer's last iteration (`shares` of the layers), multiplied
-        along the ways from a primary capsule to a class and added up, and divided by
-        their sum over the classes, for a capsule that several windows see may count
-        more than once.
+        The shares of each layer's last iteration, which the layer's `shares` returns,
+        are multiplied along each path from a primary capsule to a class, and the paths
+        are summed. Because a capsule that several windows see may count more than once,
+        the sums are divided by their total over the classes.
 
         Args:
           images: `[B, H, W, C]`.
 
         Returns:
-          `[B, H', W', capsules, num_classes]`: H' x W' positions of primary capsules,
-          which `primary_centers` gives, with as many types at each. Not negative, and
-          of sum one over the classes; zeros for capsules that no window sees.
+          `[B, H', W', capsules, num_classes]`: nonnegative, adding up to 1 over the
+          classes; zeros for capsules that no window sees. `primary_centers` gives the
+          H' x W' positions.
 
         Raises:
           ValueError: if no layer of the model routes, as in a `convnet`.
@@ -55,7 +55,7 @@ class CapsuleClassifier(FunctionalModel):
         inputs = keras.Model(self.inputs[0], inputs)(images)
         inputs = [inputs[layer.name] for layer in layers]
         flow = layers[-1].shares(inputs[-1])
-        if flow.shape.rank == 3:  # of DenseCaps, which knows no positions
+        if flow.shape.rank == 3:  # DenseCaps has no positions.
             flow = flow[:, tf.newaxis, tf.newaxis]
         for layer, children in reversed(list(zip(layers[:-1], inputs[:-1]))):
             flow = _flow_before(layer, children, flow)
@@ -64,7 +64,7 @@ class CapsuleClassifier(FunctionalModel):
 
     @property
     def primary_centers(self):
-        """Returns the centers of the primary capsules' receptive fields, in pixels.
+        """The centers of the primary capsules' receptive fields, in pixels.
 
         Two arrays, `[H']` of rows and `[W']` of columns.
 
@@ -76,7 +76,7 @@ class CapsuleClassifier(FunctionalModel):
 
     @property
     def primary_field(self):
-        """Returns the height and width of a primary capsule's receptive field.
+        """The height and width of a primary capsule's receptive field, in pixels.
 
         Raises:
           ValueError: if no layer of the model routes, as in a `convnet`.
@@ -131,7 +131,7 @@ def _flow_before(layer, children, flow):
     classes = flow.shape[-1]
     _, window = layer.children(children)
     window = window_attributes("ConvCaps2D", **window)
-    # A child's part of what leaves windows is the gradient of taking windows.
+    # Summing over all windows that a child is in is the gradient of taking windows.
     images = tf.zeros([batch, height, width, channels * classes], ways.dtype)
     with tf.GradientTape() as tape:
         tape.watch(images)
@@ -142,16 +142,19 @@ def _flow_before(layer, children, flow):
 
 
 def classifier(images, scores, name, dtype):
-    """Returns a `CapsuleClassifier`; Keras scales its loss under mixed_float16."""
+    """Returns a `CapsuleClassifier` with a dtype policy of its own.
+
+    With mixed_float16, Keras therefore scales its loss.
+    """
     policy = keras.dtype_policies.get(dtype)
     return CapsuleClassifier(images, scores, name=name, dtype=policy)
 
 
 def lists_of_one_length(owner, **lists):
-    """Checks that arguments have one entry a layer.
+    """Checks that arguments are lists of equal length, with one entry per layer.
 
     Raises:
-      ValueError: if they do not; the message names owner, arguments and values.
+      ValueError: if they are not; the message names owner, arguments and values.
     """
     lengths = {
         len(each) if isinstance(each, (list, tuple)) else 0 for each in lists.values()

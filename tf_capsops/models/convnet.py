@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A plain convolutional network, to compare capsules with."""
+"""A plain convolutional network, as a baseline for capsules."""
 
 import keras
 
@@ -23,32 +23,31 @@ def convnet(
 ):
     """A plain convolutional network: the baseline of Sabour et al. (2017), section 5.
 
-    Convolutions with relu, which keep the size of the image, each followed by a max
-    pooling; fully connected layers with relu; dropout, and a softmax over the classes.
-    The defaults are the paper's for 28 x 28 digits, without pooling: 35,445,522
-    parameters.
+    The layers are convolutions with relu that keep the size of the image, each followed
+    by max pooling; fully connected layers with relu; dropout; and a softmax over the
+    classes. The defaults are the paper's for 28 x 28 digits, without pooling:
+    35,445,522 parameters.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1, or standardized. Integers and numbers above
-        10 are a `ValueError`, the latter not in a `tf.function` of yours.
-      num_classes: how many classes.
+      input_shape: (height, width, channels) of the images. Their values must be
+        floating-point numbers from 0 to 1, or standardized. Integers raise a
+        `ValueError`; so do numbers above 10, except inside your own `tf.function`.
+      num_classes: the number of classes.
       filters: features of each convolution.
-      kernel_size: their kernel, one or two ints.
-      pool_size: how many pixels, down and across, a pooling makes one of; 1 for none.
+      kernel_size: the kernel size of all convolutions, one or two ints.
+      pool_size: the height and width of max pooling, an int; 1 for none.
       units: sizes of the fully connected layers before the last.
-      dropout: the share of the last of them that training drops.
+      dropout: the fraction of the inputs of the last layer that training drops.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A `CapsuleClassifier`, built and not compiled, from images `[B, H, W, C]` to
-      scores `[B, num_classes]`, in float32 and of sum one, for a cross-entropy.
+      A `CapsuleClassifier`, built but not compiled, from images `[B, H, W, C]` to
+      scores `[B, num_classes]`, in float32 and adding up to 1, for a cross-entropy.
 
     Raises:
-      ValueError: if an argument is not as above, or the images are too small to be
-        pooled so often.
+      ValueError: if an argument is not as above, or the images are too small for all
+        poolings.
 
     >>> model = tf_capsops.models.convnet((28, 28, 1), 10)
     >>> model.count_params()

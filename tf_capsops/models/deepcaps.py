@@ -19,16 +19,16 @@ from tf_capsops.registered import registered
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Layers of the encoder and the decoder.
+    """Sizes of the layers of the encoder and the decoder.
 
     Args:
       filters: features of the first convolution.
-      cells: the types at a pixel and their dimension in each cell; the last two have
-        the same dimension.
+      cells: for each cell, the number of types at a pixel and their dimension. The last
+        two cells have the same dimension.
       capsule_dim: the dimension of a class capsule.
       seed: features of the decoder's smallest map.
-      drawn: features of its transposed convolutions: of one that keeps the size, and of
-        one for each that may double it.
+      drawn: features of the decoder's transposed convolutions. The first keeps the
+        size, and each of the others may double it.
     """
 
     filters: int
@@ -55,21 +55,22 @@ _SIZES = {
     ),
 }
 _AXES = "[batch, height, width, types, capsule dim]"
-_SMALLEST = 8  # pixels of a side, at most, where the decoder begins
+_SMALLEST = 8  # The decoder starts where the shorter side has at most these pixels.
 
 
 @registered
 class GlobalSlimCaps2D(SlimCaps2D):
     """Slim capsules that are routed over all pixels together.
 
-    Equations 3 to 5 of Rajasegaran et al. (2019), as in their code: votes are those of
-    `SlimCaps2D`, and a type of child divides its share among the types of parents at
-    all pixels, not among those of each pixel. The squash is of a type's vectors at all
-    pixels, read as one. Votes are stored: it is a layer for small maps.
+    This is equations 3 to 5 of Rajasegaran et al. (2019), as in their code. Votes are
+    those of `SlimCaps2D`, but a type of child divides itself among the parents of all
+    pixels, instead of those of each pixel by itself. A parent type's vectors at all
+    pixels are squashed as one vector. The layer stores all votes, so it is for small
+    maps.
 
-    Input and output shapes, weights, args and errors are those of `SlimCaps2D`. Leaky
-    routing, kernels that are not shared, and an unknown height or width are refused,
-    too.
+    Input and output shapes, weights, args and errors are those of `SlimCaps2D`. In
+    addition, leaky routing, kernels that are not shared, and an unknown height or width
+    raise a `ValueError`.
 
     >>> from tf_capsops.models.deepcaps import GlobalSlimCaps2D
     >>> layer = GlobalSlimCaps2D(8, capsule_dim=4, kernel_size=3, padding="same")
@@ -103,8 +104,8 @@ class GlobalSlimCaps2D(SlimCaps2D):
         pixels = math.prod(size)
         votes = at_least_float32(votes)
         votes = tf.reshape(votes, [-1, types, pixels, *parents])
-        # Logits are flat throughout: without XNNPACK, TFLite overwrites those that have
-        # been reshaped and are read again.
+        # Logits stay flat, because TFLite without XNNPACK overwrites a tensor that is
+        # reshaped and read again.
         flat = [-1, types, pixels * self.filters]
         by_parent = [-1, types, pixels, self.filters]
         logits = tf.reshape(tf.zeros_like(votes[..., 0]), flat)
@@ -125,7 +126,7 @@ class GlobalSlimCaps2D(SlimCaps2D):
 
 
 def _squashed_over_pixels(sums):
-    """Squashes `[B, pixels, types, dim]`, the vectors of a type together."""
+    """Squashes `[B, pixels, types, dim]`, with all vectors of a type as one vector."""
     _, pixels, types, dim = sums.shape
     by_type = tf.reshape(tf.transpose(sums, [0, 2, 1, 3]), [-1, types, pixels * dim])
     squashed = tf.reshape(squash(by_type), [-1, types, pixels, dim])
@@ -141,51 +142,51 @@ def deepcaps(
     name="deepcaps",
     dtype=None,
 ):
-    """Many layers of capsules: Rajasegaran et al. (2019).
+    """The deep capsule network of Rajasegaran et al. (2019), with its decoder.
 
-    "DeepCaps: Going Deeper with Capsule Networks": a convolution; four cells of
-    convolutional capsules, each of which halves the height and width and has a way
-    around two of its layers; in the last cell that way is routed, over all pixels
-    together; class capsules of the last two cells, routed as in
-    `DigitCaps`; and a decoder of transposed convolutions that sees the capsule of one
-    class, and not which class that is.
+    The paper is "DeepCaps: Going Deeper with Capsule Networks". The layers are:
 
-    The paper's size has 8,506,705 parameters for grey images of 28 x 28 pixels and ten
-    classes, 6,400 of them initial logits, which are zero and not trained; and
-    13,452,563, with 25,600 such logits, for colour images of 64 x 64, to which the
-    authors enlarged those of CIFAR-10. This follows their published code, with these
-    differences:
+    * a convolution;
+    * four cells of convolutional capsules. Each halves the height and width, and has a
+      skip connection around two of its layers. In the last cell, the skip connection
+      routes over all pixels together;
+    * class capsules from the last two cells, routed as in `DigitCaps`;
+    * a decoder of transposed convolutions. It gets the capsule of one class, but not
+      which class that is.
 
-    * Their class capsules have biases, 320 parameters, and no variables for logits.
-    * The decoder ends in a sigmoid, where theirs ends in relu.
-    * It begins with the image's size, halved up to three times until a side has 8
-      pixels or fewer: as theirs for these images, which are the only ones that theirs
-      draw.
-    * The convolutions of the cells begin with weights twice as large, for with theirs
-      the squashes leave nothing of the image after two cells.
-    * The squash of routed capsules has an epsilon, and so a gradient at zero.
-    * Their layer that routes over all pixels reads its input, whose axes are pixels,
-      types and dimensions in memory, as if the pixels came last.
+    For 28 x 28 grey images and ten classes, the paper's size has 8,506,705 parameters;
+    6,400 of them are initial logits, which are zero and not trained. For 64 x 64 color
+    images, to which the authors enlarged CIFAR-10, it has 13,452,563, with 25,600 such
+    logits. The model follows the authors' published code, with these differences:
+
+    * Their class capsules have biases (320 parameters), and no variables for logits.
+    * Our decoder ends in a sigmoid, theirs in relu.
+    * Our decoder starts at the image's size halved up to three times, until a side has
+      8 pixels or fewer. Theirs agrees for the sizes above, and supports no others.
+    * Our convolutions in the cells start with weights twice as large. With theirs, the
+      squashes leave nothing of the image after two cells.
+    * Our squash of routed capsules has an epsilon, and so a gradient at zero.
+    * Their layer that routes over all pixels misreads its input: the axes in memory are
+      pixels, types and dimensions, but it reads them as if the pixels came last.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1. Standardized ones train, too, but the
-        decoder cannot draw them. Integers and numbers above 10 are a `ValueError`, the
-        latter not in a `tf.function` of yours.
-      num_classes: how many classes.
-      size: `"paper"`; or `"small"`, three cells of 8 types.
+      input_shape: (height, width, channels) of the images. Their values must be
+        floating-point numbers from 0 to 1. Standardized images train, too, but the
+        decoder cannot draw them. Integers raise a `ValueError`; so do numbers above 10,
+        except inside your own `tf.function`.
+      num_classes: the number of classes.
+      size: `"paper"`; or `"small"`, with three cells of 8 types.
       routing_iterations: how often routing computes the class capsules, and those of
         the last cell.
       reconstruction_weight: the weight of the reconstruction's summed squared error;
-        None for 0.4 of the mean over the pixels, as theirs.
+        None for the paper's 0.4 times the mean over all numbers of an image.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A `DeepCaps`, built and not compiled. `compile()` needs no arguments,
-      `fit(images, labels)` takes integer or one-hot labels, `predict(images)` gives a
-      dict of `"lengths"` and `"reconstruction"`, all as for `CapsNet`.
+      A `DeepCaps`, built but not compiled. `compile()` needs no arguments,
+      `fit(images, labels)` takes integer or one-hot labels, and `predict(images)`
+      returns a dict of `"lengths"` and `"reconstruction"`, all as for `CapsNet`.
 
     Raises:
       ValueError: if an argument is not as above.
@@ -214,12 +215,12 @@ class DeepCapsInference(Inference):
 
 @registered
 class DeepCaps(Autoencoder):
-    """A deep capsule network that classifies images and draws them; see `deepcaps`.
+    """A deep capsule network that classifies and reconstructs images; see `deepcaps`.
 
     Call arguments, outputs, targets and `compile` are those of `CapsNet`. The
     sub-models are `encoder` (images to class capsules) and `decoder` (masked, flattened
-    capsules to images); `encode` and `decode` call them. The decoder adds up the masked
-    capsules, of which one is not zero.
+    capsules to images); `encode` and `decode` call them. The decoder sums the masked
+    capsules, of which only one is not zero.
 
     Args:
       input_shape, num_classes, size, routing_iterations, reconstruction_weight: as for
@@ -306,13 +307,13 @@ def _encoder(sizes, arguments, dtype):
 
 
 def _cell(capsules, types, dim, name, routed, dtype):
-    """Returns capsules at half the height and width.
+    """Returns the capsules of a cell, at half the height and width.
 
     Args:
       capsules: features `[B, H, W, C]`, or capsules `[B, H, W, types, dim]`.
-      types, dim: what each layer has at a pixel.
-      name: what the layers' names begin with.
-      routed: the iterations of the way around two layers, or None for a convolution.
+      types, dim: the types at a pixel and their dimension, in each layer.
+      name: the prefix of the layers' names.
+      routed: the routing iterations of the skip connection, or None for a convolution.
       dtype: a dtype policy.
     """
 
@@ -329,10 +330,10 @@ def _cell(capsules, types, dim, name, routed, dtype):
             strides=strides,
             padding="same",
             use_bias=False,
-            # A squash shortens a vector the more, the shorter it is. With Glorot's
+            # The shorter a vector, the more a squash shortens it. With Glorot's
             # initializer nothing is left in the third cell, and some networks learn
-            # nothing for an epoch. With weights twice as large, lengths begin around
-            # a half.
+            # nothing for an epoch. With weights twice as large, lengths start at about
+            # one half.
             kernel_initializer=keras.initializers.VarianceScaling(
                 4.0, "fan_avg", "uniform"
             ),
@@ -380,7 +381,7 @@ def _decoder(sizes, arguments, dtype):
         features = keras.layers.Conv2DTranspose(
             filters, 3, strides=min(2, number + 1), dtype=dtype, **last
         )(features)
-    # Losses are summed over a whole image: keep them out of half precision.
+    # The loss is summed over a whole image, so the drawn image must be float32.
     drawn = keras.layers.Conv2DTranspose(
         channels, 3, activation="sigmoid", dtype="float32", **last
     )(features)

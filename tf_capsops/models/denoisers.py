@@ -10,16 +10,16 @@ from tf_capsops.layers import HighOrderConv2D
 def averaging_network(width=32, depth=4, kernel_size=5, dilations=(1, 2, 4)):
     """Returns a network that averages each pixel with neighbors that it chooses.
 
-    Convolutions look at the noisy image. From their features the network generates a
-    filter for every pixel, whose weights are positive and add up to 1, and applies it
-    to the noisy image; then a second filter to the result, over pixels further apart,
-    and so on.
+    Convolutions compute features of the noisy image. From these, the network generates
+    a filter for every pixel, whose weights are positive and add up to 1, and applies it
+    to the noisy image. It then generates a second filter, over pixels further apart,
+    and applies it to the result, and so on.
 
     Args:
       width: channels of each convolution.
-      depth: how many of them there are.
-      kernel_size: of the filters.
-      dilations: one for each filter that a pixel goes through.
+      depth: the number of convolutions.
+      kernel_size: the size of the filters.
+      dilations: one dilation for each filter that a pixel goes through.
     """
     noisy = keras.Input((None, None, 3))
     seen = features(noisy, width, depth)
@@ -37,11 +37,11 @@ def averaging_network(width=32, depth=4, kernel_size=5, dilations=(1, 2, 4)):
 def plain_network(width=33, depth=4):
     """Returns a network of convolutions that subtracts the noise it detects.
 
-    By default it has 31,320 parameters, where the averaging network has 31,115.
+    By default it has 31,320 parameters, and the averaging network has 31,115.
 
     Args:
       width: channels of each convolution but the last.
-      depth: how many there are before the last.
+      depth: the number of convolutions before the last.
     """
     noisy = keras.Input((None, None, 3))
     noise = keras.layers.Conv2D(3, 3, padding="same", kernel_initializer="zeros")

@@ -27,28 +27,27 @@ def efficient_capsnet(
 ):
     """Few capsules and self-attention routing: Mazzia, Salvetti and Chiaberge (2021).
 
-    Convolutions with relu and batch normalization; a depthwise convolution as large as
-    the map, whose features are the primary capsules; and one `DenseCaps` layer with the
-    rule `SelfAttention`. The defaults are the paper's for 28 x 28 digits: 161,824
-    trained parameters, and 162,400 with the moving statistics of the normalizations.
-    The paper's decoder is not part of it.
+    The layers are convolutions with relu and batch normalization; a depthwise
+    convolution whose kernel covers the whole map, and whose features are the primary
+    capsules; and one `DenseCaps` layer with the rule `SelfAttention`. The defaults are
+    the paper's for 28 x 28 digits: 161,824 trained parameters, or 162,400 with the
+    moving statistics of the normalizations. The paper's decoder is not included.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1, or standardized. Integers and numbers above
-        10 are a `ValueError`, the latter not in a `tf.function` of yours.
-      num_classes: how many classes.
+      input_shape: (height, width, channels) of the images. Their values must be
+        floating-point numbers from 0 to 1, or standardized. Integers raise a
+        `ValueError`; so do numbers above 10, except inside your own `tf.function`.
+      num_classes: the number of classes.
       filters: features of each convolution; the last is a multiple of `primary_dim`.
-      kernel_sizes: the kernel of each convolution.
+      kernel_sizes: the kernel size of each convolution.
       strides: the strides of each convolution.
       primary_dim: the length of a primary capsule's vector.
       capsule_dim: the length of a class capsule's vector.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A `CapsuleClassifier`, built and not compiled, from images `[B, H, W, C]` to
+      A `CapsuleClassifier`, built but not compiled, from images `[B, H, W, C]` to
       lengths `[B, num_classes]`, in float32 and below 1, for `losses.MarginLoss`.
 
     Raises:
@@ -104,7 +103,7 @@ def efficient_capsnet(
         dtype=dtype,
         name="class_caps",
     )([poses, activations])
-    # The loss compares lengths with margins: keep them out of half precision.
+    # The loss compares lengths with margins, so they must be float32.
     lengths = keras.layers.Activation("linear", dtype="float32", name="lengths")(
         lengths
     )

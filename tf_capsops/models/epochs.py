@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What `fit` reads instead of the data set that Keras gives to the strategy."""
+"""Replaces the data set that `fit` gives to a distribution strategy."""
 
 import math
 import numbers
@@ -13,25 +13,25 @@ from tf_capsops.untuned import untuned
 
 
 class Epochs:
-    """Takes data sets out of the hands of a strategy, from `begin` to `close`.
+    """Keeps a strategy from dividing data sets, from `begin` to `close`.
 
-    Dividing data sets takes the host longer than a step of a small network takes two
-    GPUs. `ahead.Feed` divides batches instead. Several processes have the strategy
-    divide data sets, but without an end: at each batch of one that ends, they ask each
-    other whether there is another.
+    For a small network, dividing a data set takes the host longer than a step takes two
+    GPUs. `ahead.Feed` divides batches instead. With several processes, the strategy
+    still divides data sets, but endless ones: for data that ends, the processes ask
+    each other at each batch whether there is another.
 
-    All epochs of arrays are read from one iterator. Keras makes two iterators for each
-    epoch, and a GPU would have nothing to do until the first batches are there. Data
-    sets that Keras makes are not tuned either.
+    If `fit` gets arrays, one iterator reads all epochs. Keras creates two iterators for
+    each epoch, and GPUs are idle until the first batches arrive. For data sets that
+    Keras creates, TensorFlow's autotuning is also switched off.
 
     Args:
       strategy: the strategy.
-      arguments: those of `fit` by name.
-      ends: whether the training function ends its executions with an epoch. Keras' own
-        ends them with the data.
+      arguments: the arguments of `fit`, by name.
+      ends: whether the training function ends an execution at the end of an epoch.
+        Keras' own function ends it only with the data.
     """
 
-    length = None  # batches of an epoch, if one iterator has all epochs
+    length = None  # The batches of an epoch, if one iterator reads all epochs.
 
     def __init__(self, strategy, arguments, ends):
         x = arguments.get("x")
@@ -68,7 +68,7 @@ class Epochs:
 
 
 def _check_in_all(strategy, count):
-    """Checks that the arrays of all processes have so many samples."""
+    """Checks that the arrays of all processes have `count` samples."""
 
     @tf.function
     def sums():
@@ -78,7 +78,7 @@ def _check_in_all(strategy, count):
 
     added = strategy.experimental_local_results(strategy.run(sums))[0]
     replicas, once, squared = map(int, added.numpy())
-    if replicas * squared != once * once:  # unless the variance is zero
+    if replicas * squared != once * once:  # The variance of the counts is not zero.
         raise ValueError(
             f"all processes must give fit the same arrays, but this one gives {count} "
             "samples, and another one fewer or more"
@@ -86,13 +86,13 @@ def _check_in_all(strategy, count):
 
 
 def limit(arguments):
-    """Returns how many batches of an epoch `fit` is told to take, None for all."""
+    """Returns the limit of batches per epoch that `fit` was given, None for all."""
     limits = arguments.get("steps_per_epoch"), keras.config.max_steps_per_epoch()
     return min(filter(None, limits), default=None)
 
 
 def whole_batches(arguments):
-    """Returns how many batches of the full size an epoch has, None if not known."""
+    """Returns the number of full-size batches in an epoch, None if not known."""
     x = arguments.get("x")
     if isinstance(x, tf.data.Dataset):
         count = int(x.cardinality())
@@ -110,9 +110,9 @@ def _has_batch_size(spec):
 
 
 def _samples(arguments):
-    """Returns how many samples arrays have in an epoch and in a batch.
+    """Returns the number of samples of arrays in an epoch and in a batch.
 
-    Returns None for what else `fit` takes, and if an epoch may stop earlier.
+    Returns None if `fit` was given other data, or an epoch may stop earlier.
     """
     flat = keras.tree.flatten(arguments.get("x"))
     counts = {each.shape[0] if getattr(each, "shape", ()) else None for each in flat}
@@ -122,14 +122,14 @@ def _samples(arguments):
     split = arguments.get("validation_split")
     if split and arguments.get("validation_data") is None:
         count = math.floor(count * (1 - split))
-    size = arguments.get("batch_size") or 32  # Keras' default
+    size = arguments.get("batch_size") or 32  # The default of Keras.
     if not isinstance(size, numbers.Integral) or size < 1 or count < 1:
-        return None  # Keras refuses these
+        return None  # Keras raises an error for these.
     return count, size
 
 
 class _Endless:
-    """A data set that has one iterator."""
+    """A data set that always returns the same iterator."""
 
     def __init__(self, data_set):
         self._iterator = iter(data_set)

@@ -9,14 +9,14 @@ from tf_capsops.models.images import ImageModel
 
 
 class FunctionalModel(ImageModel, keras.Model):
-    """A functional model that refuses unscaled images, and keeps its dtype policy.
+    """A functional model that rejects unscaled images, and saves its dtype policy.
 
-    Keras scales the loss if the policy is mixed_float16.
+    Because the policy is the model's own, Keras scales the loss with mixed_float16.
     """
 
     def __init__(self, inputs, outputs, name=None, *, dtype=None, **kwargs):
         super().__init__(inputs, outputs, name=name, **kwargs)
-        if dtype is None:  # `keras.models.clone_model` does not pass it on
+        if dtype is None:  # `keras.models.clone_model` does not pass on the dtype.
             policies = [layer.dtype_policy for layer in self.layers[1:]]
             dtype = next((p for p in policies if p.quantization_mode is None), None)
         self.dtype_policy = keras.dtype_policies.get(dtype)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups the steps of `fit` on a GPU, and does not wait for their results.
 
-After each execution Keras converts losses and metrics to numbers, which waits until the
-GPU has computed them, and only then launches the next execution. Passing the logs of
-the previous execution instead lets the host launch the next one at once; the first one
-of an epoch has none. The logs of an epoch come from the metrics at its end, and are
-exact.
+After each execution, Keras converts losses and metrics to numbers. This waits for the
+GPU, and only then does Keras launch the next execution. Here Keras gets the logs of the
+previous execution instead, so the host can launch the next one immediately. The first
+execution of an epoch has no logs. The logs of an epoch come from the metrics at its end
+and are exact.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from tf_capsops.models import epochs
 from tf_capsops.models.ahead import gpu_of, has_gpus, in_thread
 from tf_capsops.models.shares import several_processes
 
-_STEPS = 20  # the most in an execution, where the user leaves it to us
+_STEPS = 20  # The most steps of an execution, unless the user chooses their number.
 _HOOKS = [
     f"on_{part}batch_{side}" for part in ("", "train_") for side in ("begin", "end")
 ]
@@ -26,12 +26,12 @@ _HOOKS = [
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a `fit` runs.
+    """The settings of one `fit`.
 
     Attributes:
-      steps: how many make an execution.
-      late: whether Keras gets the logs of the execution before.
-      least: how many batches an epoch has at least, as far as that is known.
+      steps: the number of steps in an execution.
+      least: a lower bound of the batches in an epoch, as far as known.
+      late: whether Keras gets the logs of the previous execution.
       ahead: whether batches are copied to the GPU before their step.
     """
 
@@ -44,13 +44,13 @@ class Plan:
 class Bar(keras.callbacks.ProgbarLogger):
     """Keras' progress bar of each epoch's steps, for any `steps_per_execution`.
 
-    The last execution of an epoch may have fewer steps. Keras' own bar counts them in
-    full and goes beyond its end.
+    The last execution of an epoch may have fewer steps. Keras' own bar counts all
+    executions in full, and so runs past its end.
     """
 
     def on_train_batch_end(self, batch, logs=None):
         run = getattr(self.model.train_function, "run", None)
-        if run:  # a model of ours
+        if run:  # The model is an `Unrolled`.
             batch = run.steps - 1
         elif self.target is not None:
             batch = min(batch, self.target - 1)
@@ -78,15 +78,15 @@ class Logs:
         self._before = self._last = None
 
     def delay(self, logs, left):
-        """Returns the logs of the execution before, and keeps these.
+        """Keeps the logs of an execution, and returns those of the previous one.
 
         Args:
           logs: the logs of an execution, or a function that returns them.
-          left: how many batches of the epoch follow at least, None if not known.
+          left: a lower bound of the batches left in the epoch, None if not known.
 
         Returns:
-          An empty dict in the first execution of several of an epoch. In one that may
-          be the only one, its own logs.
+          The previous logs. For the first execution of an epoch, an empty dict if
+          another follows for certain, and else its own logs.
         """
         if callable(logs):
             logs = in_thread(logs)
@@ -99,14 +99,14 @@ class Logs:
             return logs
         if not all(map(_is_scalar, logs.values())):
             return logs
-        # A copy from a GPU starts when this has done all that it was given before, so
-        # there is one for all logs, and it begins before the next execution.
+        # A copy from a GPU starts only after all work that was given to it before. So
+        # one copy has all logs, and it is started before the next execution.
         packed = _packed([*logs.values()])
         numbers = in_thread(lambda: dict(zip(logs, packed.numpy())))
         return self._later(numbers, left)
 
     def take_last(self):
-        """Returns the logs of an epoch's last execution once, None if not kept."""
+        """Returns the logs of an epoch's last execution, once; None if not kept."""
         last, self._last = self._last, None
         return last and last.result()
 
@@ -127,34 +127,34 @@ def _packed(scalars):
 
 
 class Run:
-    """One `fit`, with what it holds while it runs.
+    """The state of one `fit` while it runs.
 
     Args:
       model: a `keras.Model`.
-      plan: a `Plan`; by default that of `evaluate` and the methods on a batch.
+      plan: a `Plan`; None for that of `evaluate` and the methods on a batch.
     """
 
     def __init__(self, model, plan=None):
         self.plan = plan or Plan(model.steps_per_execution)
         self.logs = Logs(model)
-        self.feed = None  # of the iterator of an epoch
-        self.steps = 0  # in this epoch
-        self.epochs = None  # an `Epochs`, of `fit`
+        self.feed = None  # The `Feed` of the current iterator.
+        self.steps = 0  # The steps done in this epoch.
+        self.epochs = None  # An `Epochs`, in `fit`.
 
     @property
     def length(self):
-        """The batches of an epoch, if one iterator has all epochs, else None."""
+        """The batches of an epoch, if one iterator reads all epochs, else None."""
         return self.epochs and self.epochs.length
 
     @property
     def left(self):
-        """How many batches of the epoch follow at least, None if not known."""
+        """A lower bound of the batches left in the epoch, None if not known."""
         if self.length:
             return self.length - self.steps
         return max(0, self.plan.least - self.steps) or None
 
     def wanted(self):
-        """Returns how many steps the next execution has, if there are batches."""
+        """Returns the steps of the next execution, provided there are batches."""
         left = self.length - self.steps if self.length else self.plan.steps
         return min(self.plan.steps, left)
 
@@ -164,10 +164,10 @@ class Run:
         self.leave_feed()
 
     def leave_feed(self):
-        """Takes no more of its batches."""
+        """Closes the current feed, if any."""
         if self.feed:
             self.feed.close()
-            # An iterator's end may wait for a thread of TensorFlow's.
+            # Deleting an iterator may wait for a thread of TensorFlow.
             last, self.feed = [self.feed], None
             in_thread(last.clear)
 
@@ -177,20 +177,20 @@ class Run:
 
 
 def plan(model, arguments, length=None):
-    """Returns how a `fit` is to run; adds a progress bar to its arguments.
+    """Returns the `Plan` of a `fit`, and adds a progress bar to its arguments.
 
     Args:
       model: a `keras.Model`.
-      arguments: those of `fit` by name; changed in place.
-      length: the batches of an epoch, if one iterator has all epochs.
+      arguments: the arguments of `fit` by name; changed in place.
+      length: the batches of an epoch, if one iterator reads all epochs.
     """
     steps, callbacks = model.steps_per_execution, arguments.get("callbacks")
-    # Keras stops the workers of a PyDataset at the end of each epoch, and an iterator
-    # may serve the next `fit`, too.
+    # Batches must not be taken ahead from a PyDataset, whose workers Keras stops after
+    # each epoch, nor from an iterator, which the next `fit` may continue.
     x = arguments.get("x")
     each_once = isinstance(x, keras.utils.PyDataset) or hasattr(x, "__next__")
-    # Processes ask each other at each batch of data that ends whether there is one. All
-    # do that between the same sums of gradients only if they do it in the same thread.
+    # If the data may end, processes ask each other at each batch whether there is one.
+    # To ask between the same sums of gradients, all must do so in the main thread.
     asks = several_processes(model.distribute_strategy) and not length
     ahead = has_gpus() and not asks and not each_once
     grouped = model.groups_steps and not model.run_eagerly and gpu_of(model)
@@ -199,7 +199,7 @@ def plan(model, arguments, length=None):
     total, whole = epochs.limit(arguments), epochs.whole_batches(arguments)
     if steps == 1:
         if total and not length:
-            # Keras counts whole executions, so their steps must divide the epoch's.
+            # Keras counts whole executions, so their steps must divide the epoch.
             steps = next(n for n in range(_STEPS, 0, -1) if total % n == 0)
         else:
             steps = steps_at_once(total or whole or _STEPS)
@@ -213,10 +213,10 @@ def plan(model, arguments, length=None):
 
 
 def steps_at_once(batches):
-    """Returns how many steps make an execution, if an epoch has so many whole batches.
+    """Returns the steps of an execution, for an epoch of so many full-size batches.
 
-    Batches that are left over at the end of an epoch are trained on one at a time, so
-    as few as possible are.
+    The batches left over at the end of an epoch are trained one at a time, so the
+    result leaves as few of them as possible.
     """
     most = max(1, min(_STEPS, batches))
     return min(range(most, most // 2, -1), key=lambda steps: batches % steps)
@@ -230,7 +230,7 @@ def _see_batches(callbacks):
 
 
 def _sees(callback, hook):
-    """Whether a callback has a hook other than these, which need not see each batch."""
+    """Whether a callback has its own version of a hook, and so must see each batch."""
     if getattr(callback, "groups_steps", False):
         return False
     classes = [keras.callbacks.Callback, keras.callbacks.ProgbarLogger, Bar]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose one input is a batch of images."""
+"""Models that take a batch of images."""
 
 import keras
 
@@ -9,11 +9,11 @@ from tf_capsops.models.unrolled import Unrolled
 
 
 class ImageModel(Unrolled):
-    """Mixed into a `keras.Model`, refuses pixels from 0 to 255.
+    """A mixin for a `keras.Model` that rejects pixels from 0 to 255.
 
-    Integers are refused wherever the model is called. Other numbers are where their
-    values are known: in eager calls, and in the first batch of `fit`, `evaluate`,
-    `predict` and the methods on a batch.
+    Integers raise a `ValueError` in every call. Numbers above 10 do so if values are
+    known: in eager calls, and in the first batch of `fit`, `evaluate`, `predict` and
+    the methods on a batch.
     """
 
     @property
@@ -29,16 +29,16 @@ class ImageModel(Unrolled):
         image_range(self.owner, self.images_of(x))
 
     def compile_from_config(self, config):
-        # Keras leaves this to models with a `compile` of their own.
+        # Keras leaves this to models that override `compile`.
         self.compile(**keras.saving.deserialize_keras_object(config))
         self.optimizer.build(self.trainable_variables)
 
 
 def only_images(owner, inputs):
-    """Returns the images of inputs in any form that a model with one input takes.
+    """Returns the images from inputs in any form that a model with one input takes.
 
     Raises:
-      ValueError: if there are no images, or more inputs; the message names `owner`.
+      ValueError: if there are no images, or other inputs; the message names `owner`.
     """
     if isinstance(inputs, dict):
         if len(inputs) == 1:
@@ -56,22 +56,22 @@ def only_images(owner, inputs):
 
 
 def is_list_of_arrays(inputs):
-    """Returns whether inputs are several arrays, and not numbers in nested lists."""
+    """Returns whether inputs are a list of arrays, and not nested lists of numbers."""
     is_list = isinstance(inputs, (list, tuple))
     return is_list and all(hasattr(each, "dtype") for each in inputs)
 
 
 def images_and(owner, name, inputs):
-    """Returns the images of a call, and what else is among its inputs, or None.
+    """Returns the images among the inputs of a call, and the other input or None.
 
     Args:
       owner: the name that messages begin with.
-      name: what else there may be, such as `"labels"`.
-      inputs: images; or a dict of `"images"` and, if there is any, `name`; or a list of
+      name: the name of the other input, such as `"labels"`.
+      inputs: images; or a dict of `"images"` and, optionally, `name`; or a list of
         these, in this order.
 
     Raises:
-      ValueError: if it is another dict or list.
+      ValueError: if `inputs` is another dict or list.
     """
     if isinstance(inputs, dict):
         if "images" in inputs and inputs.keys() <= {"images", name}:

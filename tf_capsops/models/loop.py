@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled functions, and the steps of an execution as one loop of a graph."""
+"""Compiled functions, and loops in a graph over the steps of an execution."""
 
 import os
 
@@ -9,24 +9,24 @@ import tensorflow as tf
 
 
 def shorten_first_step():
-    """Has XLA take cuBLAS for products of matrices, unless its flags say otherwise.
+    """Makes XLA use cuBLAS for matrix products, unless its flags say otherwise.
 
-    It would compile and time many kernels of its own for each product, for longer than
-    a short training takes, to win 1% of a step. It reads its flags when it first
-    compiles.
+    Otherwise XLA compiles and times many kernels of its own for each product. This
+    takes longer than a short training, and gains 1% of a step. XLA reads its flags when
+    it first compiles.
     """
     flags = os.environ.get("XLA_FLAGS", "").strip()
-    names_file = flags and not flags.startswith("-")  # which has the flags
+    names_file = flags and not flags.startswith("-")  # The flags are in this file.
     if "--xla_gpu_enable_triton_gemm" not in flags and not names_file:
         os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_triton_gemm=false {flags}".strip()
 
 
 def compiler(model, jit=None):
-    """Returns what compiles a function of what one device does.
+    """Returns a decorator that compiles a function for one device.
 
     Args:
-      model: the model, which says whether anything is compiled.
-      jit: whether by XLA, if that is not for the model to say.
+      model: the model; with `run_eagerly`, nothing is compiled.
+      jit: whether to compile by XLA; None for the model's `jit_compile`.
     """
     if model.run_eagerly:
         return lambda function: function
@@ -40,13 +40,13 @@ def repeat(step, steps, results=()):
     A single step is run as `step(None)`.
 
     Args:
-      step: takes an index and returns tensors.
-      steps: how many.
-      results: tensors like those that a step returns. None if they are not known: the
-        last step is then traced once more, after the loop.
+      step: a function of an index that returns tensors.
+      steps: the number of steps.
+      results: tensors of the types and shapes of a step's results. None if these are
+        unknown: the last step is then traced once more, after the loop.
 
     Returns:
-      What the last step returned.
+      The results of the last step.
     """
     if steps == 1:
         return step(None)
@@ -59,8 +59,8 @@ def repeat(step, steps, results=()):
     def body(index, _):
         return index + 1, step(index)
 
-    # With its limit a constant, XLA knows the number of steps, and no step waits to
-    # learn on the host whether there is another one.
+    # Because the limit is constant, XLA knows the number of steps. So no step has to
+    # wait for the host to decide whether there is another one.
     return tf.while_loop(
         lambda index, _: index < steps, body, (0, results), parallel_iterations=1
     )[1]
@@ -77,9 +77,9 @@ class Int32OnDevice(tf.experimental.ExtensionType):
 
 
 def nth(batches, index):
-    """Returns one of stacked batches, or all if the index is None.
+    """Returns one of several stacked batches, or `batches` if the index is None.
 
-    Batches that may differ in size are the rows of a `tf.RaggedTensor`.
+    Batches whose sizes may differ are the rows of a `tf.RaggedTensor`.
     """
 
     def one(each):
@@ -89,7 +89,7 @@ def nth(batches, index):
             return each
         if not isinstance(each, tf.RaggedTensor):
             return tf.gather(each, index)
-        with tf.device("CPU:0"):  # else the host waits for numbers from a GPU
+        with tf.device("CPU:0"):  # On a GPU, the host would wait for these numbers.
             begin, end = each.row_splits[index], each.row_splits[index + 1]
         return each.values[begin:end]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Models that train on masks, which have a class for each pixel."""
+"""Models that train on masks, which give the class of each pixel."""
 
 import functools
 import inspect
@@ -13,14 +13,14 @@ from tf_capsops.models.images import ImageModel
 
 
 class MaskModel(ImageModel):
-    """Mixed into a `keras.Model` from images to scores `[B, ..., classes]`.
+    """A mixin for a `keras.Model` from images to scores `[B, ..., classes]`.
 
-    Masks are classes, `[B, ..., 1]` or `[B, ...]`, or one-hot. Others are refused in
-    the first batch. Sample weights are `[B]`, or one for each pixel.
+    Masks are classes, `[B, ..., 1]` or `[B, ...]`, or one-hot. Other masks in the first
+    batch raise a `ValueError`. Sample weights are `[B]`, or one for each pixel.
     """
 
     def images_and_masks(self, inputs):
-        """Returns the images of a call, and the masks among its inputs, or None."""
+        """Returns the images and the masks among the inputs of a call, or None."""
         return super().images_of(inputs), None
 
     def images_of(self, inputs):
@@ -58,11 +58,11 @@ class MaskModel(ImageModel):
         return super().test_step(self.prepared(data))
 
     def prepared(self, data):
-        """Returns Keras' (x, y, sample_weight) of a batch, as its losses take them."""
+        """Returns (x, y, sample_weight) of a batch in the form that losses take."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         check_one_array(self.owner, "sample_weight", sample_weight)
         if sample_weight is not None:
-            # Losses have one number for each pixel.
+            # Keras' losses return one number for each pixel.
             while len(sample_weight.shape) < len(self.output_shape) - 1:
                 sample_weight = sample_weight[..., tf.newaxis]
         return x, y, sample_weight
@@ -78,16 +78,17 @@ class MaskModel(ImageModel):
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def _masks_for(self, scores, masks, sample_weight):
-        # Keras calls this before `train_step`, too, to build losses and metrics.
+        # Keras also calls this before `train_step`, to build losses and metrics.
         check_one_array(self.owner, "masks", masks)
         check_one_array(self.owner, "sample_weight", sample_weight)
         return with_axis(masks, scores)
 
 
 def _refuse_class_weight(owner, given):
-    """Raises a ValueError for the weights of classes, which Keras gives to samples.
+    """Raises a ValueError if there is a `class_weight`.
 
-    Of a `tf.data.Dataset`, it weighs each pixel.
+    With arrays, Keras applies it to samples. With a `tf.data.Dataset`, Keras applies it
+    to pixels.
     """
     if given.get("class_weight") is not None:
         raise ValueError(
@@ -102,8 +103,8 @@ def _check_class_weight(owner, given, rank):
 
     Args:
       owner: the name that messages begin with.
-      given: the arguments of `fit`, of which x is a `tf.data.Dataset`.
-      rank: that of the scores.
+      given: the arguments of `fit`, where x is a `tf.data.Dataset`.
+      rank: the rank of the scores.
     """
     spec = given["x"].element_spec
     if given.get("class_weight") is None or not isinstance(spec, tuple):
@@ -117,15 +118,15 @@ def _check_class_weight(owner, given, rank):
 
 
 def check_masks(owner, masks, image_shape, classes):
-    """Raises a ValueError if masks are not those of images, or show other classes.
+    """Raises a ValueError if masks do not fit images, or contain unknown classes.
 
-    XLA would leave out the check of `one_hot_labels`.
+    The check of `one_hot_labels` is not enough, because XLA drops it.
 
     Args:
       owner: the name that messages begin with.
       masks: `[B, ..., 1 or classes]` or `[B, ...]`.
       image_shape: `[B, ..., C]`.
-      classes: how many scores there are.
+      classes: the number of scores.
     """
     check_one_array(owner, "masks", masks)
     masks, wanted = np.asarray(masks).astype(np.float64), tuple(image_shape[:-1])
@@ -157,7 +158,7 @@ def check_one_array(owner, name, value):
 
 
 def with_axis(masks, scores):
-    """Returns masks `[B, ...]` as `[B, ..., 1]`, and others as they are."""
+    """Returns masks `[B, ...]` as `[B, ..., 1]`, and other masks unchanged."""
     if masks is None or len(masks.shape) != len(scores.shape) - 1:
         return masks
     return masks[..., tf.newaxis]

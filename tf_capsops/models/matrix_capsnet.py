@@ -31,34 +31,37 @@ def matrix_capsnet(
 ):
     """Matrix capsules, routed by a rule: Hinton, Sabour and Frosst (2018).
 
-    A convolution with relu, `PoseCaps`, layers of `ConvCaps2D`, and `ClassCaps`. The
-    defaults are the paper's, with A = B = C = D = 32: 318,964 parameters for 28 x 28
-    digits, 317,194 for the two images of 32 x 32 pixels and five classes of smallNORB.
+    The layers are a convolution with relu, `PoseCaps`, several `ConvCaps2D`, and
+    `ClassCaps`. The defaults are the paper's, with A = B = C = D = 32. They give
+    318,964 parameters for 28 x 28 digits, and 317,194 for smallNORB (two images of
+    32 x 32 pixels as channels, five classes).
 
-    The scores are the activations of the class capsules. Where the rule has none
-    (`InvertedAttention`) they are the softmax of a linear map of the poses, which the
-    classes share. Use `losses.SpreadLoss` for `EM` and `VB`, `losses.MarginLoss` for
-    rules whose activations are lengths, and a cross-entropy for the softmax.
+    The scores are the activations of the class capsules. `InvertedAttention` has no
+    activations; there, the scores are the softmax of a linear function of the poses
+    that all classes share. Use these losses:
+
+    * `losses.SpreadLoss` for `EM` and `VB`;
+    * `losses.MarginLoss` for rules whose activations are lengths;
+    * a cross-entropy for the softmax.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1, or standardized. Integers and numbers above
-        10 are a `ValueError`, the latter not in a `tf.function` of yours.
-      num_classes: how many classes.
+      input_shape: (height, width, channels) of the images. Their values must be
+        floating-point numbers from 0 to 1, or standardized. Integers raise a
+        `ValueError`; so do numbers above 10, except inside your own `tf.function`.
+      num_classes: the number of classes.
       routing: a rule of `tf_capsops.routing`, for all layers; None for `EM()`.
       filters: features of the first convolution, the paper's A.
-      kernel_size, strides: of the first convolution.
+      kernel_size, strides: the kernel size and strides of the first convolution.
       primary_capsules: capsule types of `PoseCaps`, the paper's B.
       capsules: capsule types of each `ConvCaps2D`, the paper's C and D.
-      capsule_kernel_sizes: the kernel of each `ConvCaps2D`.
+      capsule_kernel_sizes: the kernel size of each `ConvCaps2D`.
       capsule_strides: the strides of each `ConvCaps2D`.
-      pose_shape: (P, P), P at least 2.
+      pose_shape: (rows, columns) of all poses, with at least two rows.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A `CapsuleClassifier`, built and not compiled, from images `[B, H, W, C]` to
+      A `CapsuleClassifier`, built but not compiled, from images `[B, H, W, C]` to
       scores `[B, num_classes]`, in float32 and from 0 to 1.
 
     Raises:
@@ -110,7 +113,7 @@ def matrix_capsnet(
         dtype=dtype,
         name="class_caps",
     )(pair)
-    # The loss compares scores with margins: keep them out of half precision.
+    # The loss compares scores with margins, so they must be float32.
     if isinstance(routing, InvertedAttention):
         flat = keras.layers.Reshape((num_classes, -1), dtype="float32")(poses)
         flat = keras.layers.Dense(1, dtype="float32", name="score")(flat)
@@ -124,5 +127,5 @@ def matrix_capsnet(
 
 
 def _initializer(routing):
-    """Returns what initializes weights: votes as large as poses, for `VB` a tenth."""
+    """Returns an initializer for votes as large as poses, or for `VB` a tenth of it."""
     return keras.initializers.VarianceScaling(0.01 if isinstance(routing, VB) else 1.0)

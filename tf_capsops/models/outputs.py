@@ -12,13 +12,13 @@ def lists_by_output(owner, argument, value, most=None):
 
     Args:
       owner: the name that messages begin with.
-      argument: its name.
+      argument: the name of the argument.
       value: an entry for the lengths or a list of entries, or a dict of these by
         output; None for no entry.
-      most: how many entries an output may have; None for any number.
+      most: the most entries that an output may have; None for any number.
 
     Raises:
-      ValueError: if it is something else; the message names argument and value.
+      ValueError: if `value` is something else; the message names argument and value.
     """
     by_output = value if isinstance(value, dict) else {"lengths": value}
     lists = {
@@ -44,12 +44,12 @@ def one_by_output(owner, argument, value, defaults):
 
     Args:
       owner: the name that messages begin with.
-      argument: its name.
+      argument: the name of the argument.
       value: as for `lists_by_output`, with at most one entry for an output.
-      defaults: a dict of the entries of outputs that have none.
+      defaults: the entries, by output, of outputs without an entry in `value`.
 
     Raises:
-      ValueError: if it is something else; the message names argument and value.
+      ValueError: if `value` is something else; the message names argument and value.
     """
     lists = lists_by_output(owner, argument, value, most=1)
     return {**defaults, **{name: each[0] for name, each in lists.items() if each}}
@@ -58,14 +58,14 @@ def one_by_output(owner, argument, value, defaults):
 def metrics_by_output(owner, argument, value, objects):
     """Returns metrics as `lists_by_output` does.
 
-    An accuracy is that of all classes that a sample shows; Keras knows one of a single
-    class only.
+    With several objects, an accuracy becomes an `ExactMatch` of all classes in a
+    sample, because Keras' accuracy is for a single class.
 
     Args:
       owner: the name that messages begin with.
       argument: the name of the argument.
       value: as for `lists_by_output`.
-      objects: how many classes a sample shows.
+      objects: the number of classes in a sample.
     """
     metrics = lists_by_output(owner, argument, value)
     if objects == 1:
@@ -80,18 +80,19 @@ def metrics_by_output(owner, argument, value, objects):
 
 
 def with_integers(owner, arguments, objects):
-    """Returns arguments of `compile` with wrapped sparse losses and metrics.
+    """Returns arguments of `compile` in which sparse losses and metrics are wrapped.
 
-    The model gives all of them one-hot labels. Wrapped, these get integers.
+    The model passes one-hot labels to all losses and metrics. The wrappers convert them
+    to integers.
 
     Args:
       owner: the name that messages begin with.
       arguments: a dict of `"loss"`, `"metrics"` and `"weighted_metrics"`, each by
         output, and others.
-      objects: how many classes a sample shows.
+      objects: the number of classes in a sample.
 
     Raises:
-      ValueError: if one is sparse and there are several `objects`.
+      ValueError: if a loss or metric is sparse and there are several `objects`.
     """
 
     def wrapped(entry, wrapper):
@@ -115,7 +116,7 @@ def with_integers(owner, arguments, objects):
 
 
 def is_sparse(entry):
-    """Returns whether a loss or metric, in any form of Keras, wants integers."""
+    """Returns whether a loss or metric, in any form of Keras, takes integers."""
     names = [entry] if isinstance(entry, str) else [getattr(entry, "__name__", "")]
     names += [each.__name__ for each in type(entry).__mro__]
     return any(name.lower().startswith("sparse") for name in names)
@@ -126,7 +127,7 @@ def _integers(one_hot):
 
 
 class _IntegerLoss(keras.losses.Loss):
-    """Gives a sparse loss, or a function, the integers of one-hot labels."""
+    """Wraps a sparse loss, and passes it integers in place of one-hot labels."""
 
     def __init__(self, loss):
         loss = keras.losses.get(loss)
@@ -142,7 +143,7 @@ class _IntegerLoss(keras.losses.Loss):
 
 
 class _IntegerMetric(keras.metrics.Metric):
-    """Gives a sparse metric, or a function, the integers of one-hot labels."""
+    """Wraps a sparse metric, and passes it integers in place of one-hot labels."""
 
     def __init__(self, metric):
         found = keras.metrics.get(metric)

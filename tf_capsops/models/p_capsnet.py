@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A network of capsule convolutions only, in the spirit of P-CapsNets."""
+"""A network of nothing but capsule convolutions, in the spirit of P-CapsNets."""
 
 import math
 
@@ -31,51 +31,50 @@ def p_capsnet(
 ):
     """A network of capsule convolutions only, without routing and without a decoder.
 
-    In the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
+    It is in the spirit of Chen, Li, Wang and Crandall, "P-CapsNets: a General Form of
     Convolutional Neural Networks" (2019): every layer is a capsule convolution, the
     weights learn what routing would find, and the lengths of the last layer's capsules
-    are the scores of the classes. The default sizes are not theirs.
+    are the scores of the classes. The default sizes are not the paper's.
 
-    * An image enters as capsules of 1 x 1 poses, one a channel. A capsule convolution
-      cannot give poses more rows, so the first layer makes poses of one row with as
-      many elements as `pose_shape` has, read as matrices of that shape from there on.
-    * Then come layers of `pose_shape` to `pose_shape` poses. All are followed by relu,
-      none by a normalization.
-    * The last layer has a kernel as large as the map and a filter for each class. Its
-      poses are flattened and squashed: the class capsules, whose lengths are the
+    * An image is read as capsules with 1 x 1 poses, one for each channel. A capsule
+      convolution cannot add rows to poses. So the first layer returns poses of one row
+      with as many elements as `pose_shape`, which are then reshaped to that shape.
+    * The next layers map poses of `pose_shape` to poses of `pose_shape`. All layers but
+      the last are followed by relu, and none by a normalization.
+    * The last layer has a kernel as large as the map, and one filter for each class.
+      Its poses, flattened and squashed, are the class capsules. Their lengths are the
       result.
 
     In the network that the authors published with their code, relu and
-    `routing.exponential_squash` follow every layer, the last one too: see
+    `routing.exponential_squash` follow every layer, including the last; see
     `negative_slope` and `squash_size`. It is the preset `chen` of `tf-capsops train`,
     with poses of 4 x 8 and 4 x 16.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1, or standardized. Integers and numbers above
-        10 are a `ValueError`, the latter not in a `tf.function` of yours.
-      num_classes: how many classes.
+      input_shape: (height, width, channels) of the images. Their values must be
+        floating-point numbers from 0 to 1, or standardized. Integers raise a
+        `ValueError`; so do numbers above 10, except inside your own `tf.function`.
+      num_classes: the number of classes.
       filters: capsules at each pixel, for every layer but the last.
-      kernel_sizes: their kernels, one or two ints each.
-      strides: their strides, one or two ints each.
+      kernel_sizes: kernel sizes of these layers, one or two ints each.
+      strides: strides of these layers, one or two ints each.
       pose_shape: (P, Q), or (G, P, Q) for capsules of rank 3; or a list of such shapes,
-        one for every layer and for the classes, with the same P and G throughout.
+        one for each layer including the last, all with the same P and G.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
-      negative_slope: of relu below zero, a number from 0 to 1; such a relu follows
-        every layer, the last one too. None for a slope of 0 and no relu after the last
-        layer.
-      squash_size: how many elements of a pose are squashed together by
-        `exponential_squash` after each relu, such as 8 for the rows of 4 x 8 poses, and
-        the class capsules by it as a whole; None for no squashing but that of the class
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
+      negative_slope: the slope of relu below zero, a number from 0 to 1; such a relu
+        follows every layer, including the last. None for a slope of 0, and no relu
+        after the last layer.
+      squash_size: after each relu, `exponential_squash` squashes the elements of a pose
+        in groups of this size, such as 8 for the rows of 4 x 8 poses; it also squashes
+        each class capsule as a whole. None for no squashing except for the class
         capsules, by `squash`.
       use_bias: whether the layers have biases.
 
     Returns:
-      A `keras.Sequential`, built and not compiled, from images `[B, H, W, C]` to
+      A `keras.Sequential`, built but not compiled, from images `[B, H, W, C]` to
       lengths `[B, num_classes]`, in float32 and below 1, for `losses.MarginLoss`. Its
-      layer `class_capsules` gives `[B, num_classes, elements of a pose]`.
+      layer `class_capsules` returns `[B, num_classes, elements of a pose]`.
 
     Raises:
       ValueError: if an argument is not as above, or the images are too small for the
@@ -110,7 +109,7 @@ def p_capsnet(
         ],
         name=name,
     )
-    # Keras scales the loss if the model's own policy is mixed_float16.
+    # With mixed_float16 as the model's own policy, Keras scales the loss.
     model.dtype_policy = dtype
     each = enumerate(zip(*layers, poses), start=1)
     for number, (count, kernel_size, stride, pose) in each:
@@ -136,7 +135,7 @@ def p_capsnet(
         model.add(_relu(negative_slope, "relu_classes", dtype))
     flat = num_classes, math.prod(class_pose)
     shrink = exponential_squash if squash_size else squash
-    # The loss compares lengths with margins: keep them out of half precision.
+    # The loss compares lengths with margins, so they must be float32.
     for layer in (
         keras.layers.Reshape(flat, dtype="float32", name="flat"),
         keras.layers.Activation(shrink, dtype="float32", name="class_capsules"),
@@ -150,7 +149,7 @@ def p_capsnet(
 class PCapsNet(ImageModel, Sequential):
     """The `keras.Sequential` that `p_capsnet` returns.
 
-    It refuses unscaled images, and keeps `trainable` and a dtype policy of its own.
+    It rejects unscaled images, and saves its own `trainable` and dtype policy.
     """
 
     owner = "p_capsnet"
@@ -165,7 +164,7 @@ def _relu(negative_slope, name, dtype):
 
 
 def _between(number, outer, pose, negative_slope, squash_size, dtype):
-    """Yields the layers from a convolution's output to `[B, *outer, *pose]`."""
+    """Yields the layers after a convolution: relu, squash, and reshape to poses."""
     if negative_slope is not None:
         yield _relu(negative_slope, f"relu_{number}", dtype)
     if squash_size:
@@ -180,7 +179,7 @@ def _between(number, outer, pose, negative_slope, squash_size, dtype):
 
 
 def _poses(pose_shape, count):
-    """Returns as many pose shapes: one of each layer, or the same for all."""
+    """Returns a list of `count` pose shapes: one per layer, or one shape for all."""
     is_list = isinstance(pose_shape, (list, tuple))
     if not (is_list and pose_shape and isinstance(pose_shape[0], (list, tuple))):
         return [_sizes("pose_shape", pose_shape, (2, 3))] * count
@@ -217,7 +216,7 @@ def _check_activations(negative_slope, squash_size, poses):
 
 
 def _sizes(name, shape, ranks):
-    """Returns `shape` as a tuple of ints, of as many as `ranks` allow."""
+    """Returns `shape` as a tuple of positive ints whose length is one of `ranks`."""
     if not isinstance(shape, (list, tuple)) or len(shape) not in ranks:
         raise ValueError(
             f"p_capsnet: {name} must be {' or '.join(map(str, ranks))} integers, got "

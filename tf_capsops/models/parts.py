@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The sub-models and layers of an `Autoencoder`, and those of a `CapsNet`."""
+"""The sub-models and layers of a `CapsNet`, and how an `Autoencoder` saves its own."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from tf_capsops.models.sequential import Sequential
 
 
 def new_parts(arguments, dtype):
-    """Returns the parts of a `CapsNet` by name: what makes its outputs, in order.
+    """Returns the sub-models and layers of a `CapsNet` by name.
 
     Args:
-      arguments: those of `CapsNet`, by name.
-      dtype: its dtype policy.
+      arguments: the arguments of `CapsNet`, by name.
+      dtype: the model's dtype policy.
     """
     return {
         "encoder": _encoder(arguments, dtype),
@@ -27,9 +27,10 @@ def new_parts(arguments, dtype):
 
 
 def saved_parts(config, arguments, dtype):
-    """Returns the parts of an `Autoencoder` by name, from what `parts_config` returned.
+    """Returns the parts of an `Autoencoder` by name, from the result of `parts_config`.
 
-    None if it was made of other arguments: somebody has changed the model's config.
+    Returns None if the parts belong to other arguments, because somebody has changed
+    the model's config.
     """
     config = dict(config)
     if config.pop("made_of") != _made_of(arguments, dtype):
@@ -43,8 +44,8 @@ def saved_parts(config, arguments, dtype):
 def parts_config(model, arguments):
     """Returns the configs of an `Autoencoder`'s parts by name, and their arguments.
 
-    They keep what the model's arguments do not say: what is trainable, dtype
-    policies of single layers, and quantization.
+    They hold the state that the model's arguments do not: which layers are trainable,
+    the dtype policies of single layers, and quantization.
     """
     names = ("encoder", "decoder", "length", "mask")
     parts = {name: getattr(model, name) for name in names}
@@ -58,7 +59,7 @@ def _made_of(arguments, dtype):
 
 
 def _as_in_file(values):
-    """Returns a config with lists for tuples, so that it equals the one of a file."""
+    """Returns a config with lists in place of tuples, to compare with one in a file."""
     return json.loads(json.dumps(keras.saving.serialize_keras_object(values)))
 
 
@@ -104,7 +105,7 @@ def _decoder(arguments, dtype):
             for units in arguments["decoder_units"]
         ]
         + [
-            # Losses are summed over a whole image: keep them out of half precision.
+            # The loss is summed over a whole image, so the image must be float32.
             keras.layers.Dense(
                 math.prod(image_shape), activation="sigmoid", dtype="float32"
             ),

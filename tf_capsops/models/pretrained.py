@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trained networks, from a folder or a server."""
+"""Trained networks from the package, a folder or a server."""
 
 import hashlib
 import json
@@ -10,25 +10,25 @@ import pathlib
 import keras
 
 MANIFEST = "manifest.json"
-SHIPPED = pathlib.Path(__file__).with_name("shipped")  # with the package
+SHIPPED = pathlib.Path(__file__).with_name("shipped")  # Networks in the package.
 _VARIABLE = "TF_CAPSOPS_PRETRAINED"
 
 
 def load_pretrained(name, source=None):
-    """Loads a trained network, and checks that its file is what it should be.
+    """Loads a trained network, and checks the SHA-256 checksum of its file.
 
-    `tf-capsops report --release FOLDER` writes such folders: `NAME.keras` with a card
-    `NAME.md` for each network, and manifest.json with their SHA-256 checksums.
+    `tf-capsops report --release FOLDER` writes folders of networks: a file `NAME.keras`
+    and a model card `NAME.md` for each network, and manifest.json with the checksums.
 
     Args:
-      name: the network's, which is that of the recipe that it was trained with.
-      source: the folder, or a URL that it is served at, from where files are kept in
-        Keras' cache; None for what the environment variable TF_CAPSOPS_PRETRAINED
-        says, or else for the package itself, which holds "p_capsnet-digits", for images
-        `[8, 8, 1]` of scikit-learn's digits.
+      name: the name of the network, which is the name of its training recipe.
+      source: a folder, or a URL that serves one; downloaded files are kept in Keras'
+        cache. None for the environment variable TF_CAPSOPS_PRETRAINED or, if that is
+        not set, for the package itself. The package holds "p_capsnet-digits", for
+        images `[8, 8, 1]` of scikit-learn's digits.
 
     Returns:
-      A Keras model, built and not compiled.
+      A Keras model, built but not compiled.
 
     Raises:
       ValueError: if the manifest is not readable or lacks the name, or the file is
@@ -68,7 +68,7 @@ def _is_url(source):
 
 
 def _manifest(source):
-    """Returns a dict from names to dicts that have a checksum as "sha256"."""
+    """Returns the manifest: for each name, a dict with the checksum as "sha256"."""
     try:
         path = pathlib.Path(source, MANIFEST)
         if _is_url(source):
@@ -78,20 +78,21 @@ def _manifest(source):
             return content
         text = "a checksum is not text"
     except Exception as error:
-        # Keras raises a bare Exception where a download fails.
+        # Keras raises a bare Exception if a download fails.
         text = f"{type(error).__name__}: {error}"
     raise ValueError(f"load_pretrained: no {MANIFEST} in {source}: {text}")
 
 
 def _file(source, file, checksum):
-    """Returns the path of a file that has the checksum."""
+    """Returns the path of a file, after checking its checksum."""
     path = pathlib.Path(source, file)
     if _is_url(source):
         try:
-            # Downloads again where what it has kept is another file.
+            # This downloads again if the cached file has another checksum.
             path = pathlib.Path(_download(source, file, file_hash=checksum))
         except ValueError:
-            path = pathlib.Path(_download(source, file))  # to say what it has
+            # Without the check, so that the error below can name the checksum.
+            path = pathlib.Path(_download(source, file))
         except Exception as error:
             raise ValueError(
                 f"load_pretrained: no {file} in {source}: {error}"

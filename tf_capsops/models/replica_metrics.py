@@ -15,10 +15,10 @@ _OURS = "keras", "tf_capsops"
 class Metrics:
     """Collects and resets each replica's metrics without stalling the GPUs.
 
-    A function that returns values of several devices copies them to one device, which
-    waits for all of them. So each device packs its own values outside of the function,
-    and the host adds them up. It also resets its own in one call, where Keras takes one
-    for each variable and device.
+    A function that returns values of several devices copies them to one device, and
+    this waits for all devices. So each device packs its own values outside of the
+    function, and the host adds them up. Each device also resets its values in one call;
+    Keras needs one call for each variable and device.
 
     Args:
       model: the model.
@@ -40,7 +40,7 @@ class Metrics:
             (variable.synchronization, variable.aggregation) == ("on_read", "sum")
             and len(self._strategy.experimental_local_results(variable.value))
             == replicas
-            and variable.dtype not in ("int64", "uint64")  # float64 has 53 bits
+            and variable.dtype not in ("int64", "uint64")  # Sums are in float64.
             for variable in self._model.metrics_variables
         )
 
@@ -50,14 +50,14 @@ class Metrics:
         return functools.partial(self._result, self._model.metrics_variables, copies)
 
     def reset(self):
-        """Resets the metrics, and returns whether it could."""
+        """Resets the metrics if it can, and returns whether it did."""
         if not self.are_sums or not _reset_to_zero(self._model.metrics):
             return False
         self._on_each(_set_to_zero)
         return True
 
     def _on_each(self, function):
-        """Calls a function of the variables of each device there."""
+        """Calls a function on each device, with the values of its metrics variables."""
         local, results = self._strategy.experimental_local_results, []
         devices = self._strategy.extended.worker_devices
         values = [local(each.value) for each in self._model.metrics_variables]
@@ -91,7 +91,7 @@ def _set_to_zero(variables):
 
 
 def _reset_to_zero(metrics):
-    """Whether metrics are Keras' own or ours, all of which begin with zeros."""
+    """Whether all metrics are from Keras or this package, and so start with zeros."""
     return all(
         _root(type(each)) in _OURS and _reset_to_zero(getattr(each, "metrics", ()))
         for each in metrics
@@ -99,7 +99,7 @@ def _reset_to_zero(metrics):
 
 
 def has_own(model, step):
-    """Whether a method of a model, as `train_step`, is neither Keras' nor ours."""
+    """Whether a user has overridden a method of a model, such as `train_step`."""
     owner = next(each for each in type(model).__mro__ if step in vars(each))
     return _root(owner) not in _OURS
 

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums the gradients of replicas while those of the first layer are still computed.
 
-The backward pass ends with the weights of a network's first layer. By itself, XLA sums
-all gradients after it, and if it may sum some earlier, it does so beside a kernel that
-then takes longer. So there are two sums here, and XLA is told their order by artificial
-dependencies: the sum of all other gradients waits for the gradient of the first layer's
-output, and the sum of the first layer's own waits for that one.
+The backward pass ends with the weights of a network's first layer. By default, XLA sums
+all gradients after the backward pass. If XLA is free to sum some earlier, it does so
+during a kernel that then takes longer. So this module splits the sum in two, and forces
+their order with artificial dependencies. The sum of all other gradients waits for the
+gradient of the first layer's output. The sum of the first layer's own gradients waits
+for the other sum.
 """
 
 import contextlib
@@ -15,22 +16,22 @@ import math
 import keras
 import tensorflow as tf
 
-# Of all gradients: with fewer, a second sum costs more than it hides.
+# The least size of all gradients. Below it, a second sum costs more than it hides.
 _FEWEST_BYTES = 8 << 20
 
 
 @contextlib.contextmanager
 def overlapped(model):
-    """Lets a training step, while it is traced, sum gradients in two parts.
+    """Makes a training step that is traced in this context sum gradients in two parts.
 
-    Sums are the same, but infinities in one gradient may become NaN in others.
+    The sums are the same, but an infinity in one gradient may become NaN in others.
     """
     context = tf.distribute.get_replica_context()
     layer = _first_trained(model)
-    if layer is None or "call" in vars(layer):  # as `inq.activations` replaces it
+    if layer is None or "call" in vars(layer):  # `inq.activations` replaces `call`.
         yield
         return
-    at_output = []  # gradients of the layer's outputs
+    at_output = []  # The gradients of the layer's outputs.
     sum_at_once, call = context.all_reduce, layer.call
 
     def watched_call(*args, **kwargs):
@@ -57,7 +58,7 @@ def overlapped(model):
 
 
 def _first_trained(model):
-    """Returns the layer that has a model's first trained variables, or None."""
+    """Returns the layer with a model's first trainable variables, or None."""
     for layer in model.layers:
         found = _first_trained(layer) if isinstance(layer, keras.Model) else layer
         if found is not None and found.trainable_variables:
@@ -68,7 +69,7 @@ def _first_trained(model):
 
 
 def _watched(tensor, gradients):
-    """Returns a tensor as it is, and adds its gradient to a list."""
+    """Returns a tensor unchanged, and appends its gradient to a list when computed."""
 
     @tf.custom_gradient
     def call(tensor):
@@ -82,7 +83,7 @@ def _watched(tensor, gradients):
 
 
 def _are_gradients(values, layer):
-    """Whether these are many gradients, and begin with those of a layer."""
+    """Whether values are gradients of enough bytes that begin with those of a layer."""
     own = [each.shape for each in layer.trainable_variables]
     if not isinstance(values, (list, tuple)) or len(values) <= len(own):
         return False
@@ -108,6 +109,6 @@ def _is_accessible(tensor):
 
 
 def _after(tensor, earlier):
-    """Returns a tensor, for XLA to compute after another one."""
-    zero = 0 * tf.reshape(earlier, [-1])[0]  # NaN for a NaN, so XLA cannot fold it
+    """Returns a tensor that XLA computes after another one."""
+    zero = 0 * tf.reshape(earlier, [-1])[0]  # May be NaN, so XLA cannot remove it.
     return tensor + tf.cast(zero, tensor.dtype)

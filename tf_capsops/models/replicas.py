@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a model that has a replica on each of several devices.
 
-XLA compiles for one device, and Keras asks it to compile a step with all its replicas.
-Here XLA compiles what one replica does: the whole step where TensorFlow can sum
-gradients within a compiled program, as on the GPUs of one process. Elsewhere it
-compiles the forward and backward pass and the update of each variable, and Keras'
-optimizer sums the gradients between them.
+XLA compiles for one device, but Keras would ask it to compile a step of all replicas.
+Here XLA compiles the work of one replica:
+
+* the whole step, if TensorFlow can sum gradients within a compiled program, as on the
+  GPUs of one process;
+* otherwise the forward and backward pass, and the update of each variable. Keras'
+  optimizer sums the gradients in between.
 """
 
 import contextlib
@@ -24,20 +26,20 @@ _SUM = tf.distribute.ReduceOp.SUM
 
 
 def train_step(model):
-    """Returns a function that trains a model on a batch, of a share for each replica.
+    """Returns a function that trains a model on a batch with a share for each replica.
 
-    A share counts by its samples, so a batch that does not divide evenly, or leaves
-    replicas without a sample, gives the gradients that it gives on one device.
+    A share is weighted by its number of samples. So the gradients are those of a single
+    device, even if a batch does not divide evenly or leaves replicas without a sample.
 
     The function's arguments are the shares of the replicas of this process; `even`,
-    whether all have as many samples; and `steps`, how many are stacked if there are
-    more than one. It returns the logs of the last step if this is the user's, else
-    nothing.
+    whether all have equally many samples; and `steps`, the number of batches, which are
+    stacked if there are more than one. It returns the logs of the last step if the user
+    has overridden `train_step`, and otherwise nothing.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
     logs = _Logs(model, "train_step")
     jit = _may_use_xla(model)
-    trained = []  # variables, and whether each has a gradient
+    trained = []  # Pairs of a variable and whether it has a gradient.
     updates = {}
 
     def gradients(batch, samples):
@@ -49,7 +51,8 @@ def train_step(model):
         finally:
             model.optimizer = optimizer
         trained[:] = [(own, each is not None) for each, own in recorder.applied]
-        # A share without samples has zeros, which are no sparse IndexedSlices.
+        # The zeros of a share without samples are dense, so no gradient may be sparse
+        # IndexedSlices.
         return [
             tf.convert_to_tensor(each)
             for each, _ in recorder.applied
@@ -65,7 +68,8 @@ def train_step(model):
     def in_parts(batch):
         batch = _of_any_size(batch)
         count = _count(batch)
-        # No GPU sums integers across processes: TensorFlow keeps int32 on the host.
+        # GPUs cannot sum int32 across processes, because TensorFlow keeps it on the
+        # host.
         samples = _context().all_reduce(_SUM, tf.cast(count, tf.float32))
         own, found = tf.cond(
             count > 0, lambda: compiled_gradients(batch, samples), zeros
@@ -118,7 +122,7 @@ def _run_each(logs, step, shares, steps):
 
 
 def _may_use_xla(model):
-    """Whether XLA may compile what a replica does, as the model asks.
+    """Whether the model asks for XLA, and XLA can compile the work of a replica.
 
     A program of XLA cannot use a variable of another device.
     """
@@ -147,9 +151,9 @@ def on_gpus(strategy):
 
 
 def _of_any_size(batch):
-    """Returns a batch whose static shapes leave open how many samples it has.
+    """Returns a batch whose static shapes do not tell the number of samples.
 
-    Keras weighs the losses of outputs by the static size of a batch, where it is known.
+    Keras weights the losses of outputs by the static size of a batch, if it is known.
     """
 
     def any_size(tensor):
@@ -168,10 +172,10 @@ def _count(batch):
 
 
 class _Logs:
-    """What a step of the user's returns: means over all samples of a batch.
+    """The logs of a step that the user has overridden, as means over a batch.
 
-    The steps of Keras and ours return metrics, which the model has anyway. Their logs
-    are left out.
+    The steps of Keras and of this package return metrics, which the model has anyway.
+    Their logs are dropped.
 
     Args:
       model: the model.
@@ -181,12 +185,12 @@ class _Logs:
     def __init__(self, model, step):
         self.strategy = model.distribute_strategy
         self._step = getattr(model, step)
-        self._last = None  # logs of a share
-        # What steps in a loop return. Those of the user's are known once traced.
+        self._last = None  # The logs of a share.
+        # The results of steps in a loop; None for a user's step before it is traced.
         self.of_loop = None if has_own(model, step) else ()
 
     def weighted(self, batch):
-        """Runs the step on a share; returns its logs times samples, and the samples."""
+        """Runs the step; returns logs times samples, and the number of samples."""
         logs = self._step(batch)
         if self.of_loop is not None:
             return ()
@@ -197,14 +201,17 @@ class _Logs:
         return self._last, samples
 
     def zeros(self):
-        """Returns the same of a share without samples, once there was one with some."""
+        """Returns the result of `weighted` for a share without samples.
+
+        `weighted` must have been called before.
+        """
         if self.of_loop is not None:
             return ()
         zeros = keras.tree.map_structure(lambda each: tf.zeros(each.shape), self._last)
         return zeros, tf.zeros([])
 
     def mean(self, shares):
-        """Returns the logs of a batch."""
+        """Returns the logs of a batch from the results of `weighted` for its shares."""
         if not shares:
             return {}
         logs, samples = keras.tree.map_structure(
@@ -214,7 +221,7 @@ class _Logs:
 
 
 class _Recorder:
-    """Takes the place of an optimizer in `train_step`, and keeps the gradients."""
+    """Replaces the optimizer during `train_step`, and records the gradients."""
 
     def __init__(self, model, weight):
         self._optimizer, self._weight = model.optimizer, weight
@@ -242,10 +249,11 @@ class _Recorder:
 
 @contextlib.contextmanager
 def _without_merging(optimizer):
-    """Lets an optimizer update what one replica has, in a program of that replica.
+    """Lets an optimizer update variables in the compiled program of one replica.
 
-    Two steps of Keras' optimizers need all replicas to meet outside of such a program:
-    counting the iterations, and asking the first replica whether gradients are finite.
+    Two steps of Keras' optimizers synchronize replicas outside of such a program, and
+    are replaced here: counting the iterations, and asking the first replica whether
+    gradients are finite.
     """
     iterations = optimizer.iterations
     own = tf.distribute.get_strategy().experimental_local_results(iterations.value)
@@ -273,24 +281,24 @@ def _context():
 
 
 def _index_in_process():
-    """Returns which of the devices of this process the current replica has."""
+    """Returns the index of the current replica's device in this process."""
     devices = tf.distribute.get_strategy().extended.worker_devices
     return tf.get_static_value(_context().replica_id_in_sync_group) % len(devices)
 
 
 @contextlib.contextmanager
 def _compiled_updates(model, functions):
-    """Has XLA compile the update of each variable on each device.
+    """Makes XLA compile the update of each variable on each device.
 
     Args:
-      model: the model, whose optimizer has another `update_step` meanwhile.
-      functions: a dict that keeps what is compiled, for the next step.
+      model: the model; its optimizer's `update_step` is replaced in this context.
+      functions: a dict that keeps the compiled functions for the next step.
     """
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     update = optimizer.update_step
 
     def compiled(gradient, variable, learning_rate):
-        key = id(variable)  # of the one that a device has
+        key = id(variable)  # Each device has its own variable.
         if key not in functions:
             functions[key] = compiler(model)(
                 lambda gradient, rate: update(gradient, variable, rate)

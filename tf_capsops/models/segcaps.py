@@ -19,12 +19,12 @@ from tf_capsops.shapes import dimensions
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Layers of capsules, as pairs of the types at a pixel and their dimension.
+    """Sizes of the layers; for capsules, pairs of types at a pixel and dimension.
 
     Args:
       filters: features of the first convolution.
-      down: two layers for each level, of which the first halves the height and width.
-      up: one or two layers for each level, of which the first doubles them.
+      down: two layers for each level; the first halves the height and width.
+      up: one or two layers for each level; the first doubles the height and width.
       capsule_dim: the dimension of a class capsule.
       decoder_units: features of the decoder's hidden layers.
     """
@@ -45,8 +45,8 @@ _SIZES = {
         decoder_units=(64, 128),
     ),
     "small": _Sizes(
-        # Few types of many numbers. With capsules of 8 numbers, the network takes twice
-        # as many steps to tell digits apart.
+        # Few types with many numbers each. With capsules of 8 numbers, the network
+        # needs twice as many steps to learn to tell digits apart.
         filters=16,
         down=(((1, 16), (2, 16)), ((2, 16), (2, 16)), ((2, 32), (2, 32))),
         up=(((2, 16), (2, 16)), ((1, 16), (2, 16)), ((1, 16),)),
@@ -54,7 +54,8 @@ _SIZES = {
         decoder_units=(16, 32),
     ),
 }
-_ITERATIONS = {"R1": 1, "R3": 3}  # of layers that keep the height and width
+# Routing iterations of the layers that keep the height and width.
+_ITERATIONS = {"R1": 1, "R3": 3}
 
 
 def segcaps(
@@ -68,42 +69,42 @@ def segcaps(
 ):
     """Capsules that segment images: LaLonde and Bagci (2018).
 
-    "Capsules for Object Segmentation": a convolution, three levels of capsules on the
-    way down and three on the way up, each next to the capsules of its level, and a
-    capsule for each class at each pixel, whose length is the class's score. All layers
-    route as `SlimCaps2D` does, the transposed convolutions, too. A decoder draws the
-    image again from the capsules of the classes that are there.
+    The paper is "Capsules for Object Segmentation". The layers are a convolution; three
+    levels of capsules on the way down, and three on the way up, with skip connections
+    between equal levels; and a capsule for each class at each pixel, whose length is
+    the score of the class. All layers route as `SlimCaps2D` does, including the
+    transposed convolutions. A decoder reconstructs the image from the capsules of the
+    classes that are present.
 
-    The paper's size has 1,425,649 parameters for grey images and one class. This
-    follows the code that its authors published, with these differences:
+    The paper's size has 1,425,649 parameters for grey images and one class. The model
+    follows the code that the authors published, with these differences:
 
     * The squash has an epsilon, and so a gradient at zero.
-    * Kernels start as those of `SlimCaps2D`, where theirs have He's normal values, with
+    * Kernels start as those of `SlimCaps2D`. Theirs start with He's normal values, with
       which the small network took longer to learn.
     * With several classes, which the paper does not have, the decoder draws all but the
       background.
-    * The loss is `MarginLoss` by default, one of theirs. Their first is
-      `losses.WeightedBinaryCrossentropy` with `positive_weight = (1 - p) / p`, for an
-      object that has the share p of all pixels.
+    * The default loss is `MarginLoss`, one of theirs. Their first choice is
+      `losses.WeightedBinaryCrossentropy` with `positive_weight = (1 - q) / q`, for an
+      object that covers the fraction q of all pixels.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1. Height and width are multiples of 8, or None
-        for any multiple. Integers and numbers above 10 are a `ValueError`, the latter
-        not in a `tf.function` of yours.
-      num_classes: how many, the background included; or 1 for an object in front of
-        a background, as in the paper.
-      variant: `"R3"`: all layers but the first one route with three iterations; or
-        `"R1"`: only those that change the height and width do, the others with one.
-      size: `"paper"` or `"small"`, which has an eighth of its weights.
+      input_shape: (height, width, channels) of the images. Height and width must be
+        multiples of 8; None allows any multiple. Values must be floating-point numbers
+        from 0 to 1. Integers raise a `ValueError`; so do numbers above 10, except
+        inside your own `tf.function`.
+      num_classes: the number of classes, including the background; or 1 for an object
+        in front of a background, as in the paper.
+      variant: `"R3"`: all layers except the first route with three iterations. `"R1"`:
+        layers that keep the height and width route with one.
+      size: `"paper"`; or `"small"`, with an eighth of the weights.
       reconstruction_weight: the weight of the reconstruction's summed squared error.
-        The paper's is 131.072 of the mean over 512 x 512 pixels, which is the same.
+        The paper weights the mean over 512 x 512 pixels by 131.072, which is the same.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A `SegCaps`, built and not compiled, from images `[B, H, W, C]` to lengths
+      A `SegCaps`, built but not compiled, from images `[B, H, W, C]` to lengths
       `[B, H, W, num_classes]`, in float32 and below 1. `compile()` needs no arguments.
 
     Raises:
@@ -158,7 +159,7 @@ def _network(image_shape, num_classes, sizes, iterations, dtype):
         dtype=dtype,
         name="conv",
     )(images)
-    capsules = keras.ops.expand_dims(features, -2)  # one type
+    capsules = keras.ops.expand_dims(features, -2)  # Capsules of a single type.
     passed = []
     for number, (halved, kept) in enumerate(sizes.down, start=1):
         passed.append(capsules)
@@ -178,7 +179,7 @@ def _network(image_shape, num_classes, sizes, iterations, dtype):
     capsules = layer(
         num_classes, sizes.capsule_dim, "class_caps", iterations, kernel_size=1
     )(capsules)
-    # The loss compares lengths with margins: keep them out of half precision.
+    # The loss compares lengths with margins, so they must be float32.
     lengths = Length(dtype="float32", name="lengths")(capsules)
     outputs = {"scores": lengths, "capsules": capsules}
     return keras.Model(images, outputs, name="network")
@@ -186,24 +187,24 @@ def _network(image_shape, num_classes, sizes, iterations, dtype):
 
 @registered
 class SegCaps(Segmenter):
-    """A capsule network that segments images, and draws what it has found.
+    """A capsule network that segments images and reconstructs objects; see `segcaps`.
 
-    `segcaps` returns one. Call arguments: images `[B, H, W, C]`. Returns lengths
-    `[B, H, W, num_classes]`.
+    Call arguments: images `[B, H, W, C]`. Returns lengths `[B, H, W, num_classes]`.
 
-    `fit` and `evaluate` take images and masks: classes, `[B, H, W, 1]` or `[B, H, W]`,
-    or one-hot, `[B, H, W, num_classes]`, as the loss and the metrics want them;
-    `MarginLoss` and `metrics.Dice` take both. Sample weights are `[B]`, or one for each
-    pixel, and weigh the loss that is compiled alone. The model adds the loss of the
-    reconstruction: the squared error of what the decoder draws, summed over an image.
-    Its target is the image where the masks show an object, and zero in the background,
-    which is class 0 of several. The decoder sees the capsules of these classes alone.
-    `reconstruct` calls it.
+    `fit` and `evaluate` take images and masks, in the form that the loss and the
+    metrics expect: classes, `[B, H, W, 1]` or `[B, H, W]`, or one-hot,
+    `[B, H, W, num_classes]`. `MarginLoss` and `metrics.Dice` take both. Sample weights
+    are `[B]`, or one for each pixel, and apply only to the compiled loss.
+
+    The model adds a reconstruction loss: the squared error of the decoder's image,
+    summed over an image. The target is the image where the masks show an object, and
+    zero in the background (class 0, if there are several classes). The decoder gets
+    only the capsules of the objects' classes. `reconstruct` calls it.
 
     Args:
-      network: a functional model from images to the `"scores"` and `"capsules"`.
+      network: a functional model from images to a dict of `"scores"` and `"capsules"`.
       decoder: a functional model from `[B, H, W, num_classes * capsule_dim]` to images.
-      reconstruction_weight: the weight of its loss.
+      reconstruction_weight: the weight of the reconstruction loss.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
     >>> model = tf_capsops.models.segcaps((8, 8, 1), 3, size="small")
@@ -225,22 +226,23 @@ class SegCaps(Segmenter):
         )
         super().__init__(network, decoder, **kwargs)
 
-    primary_field = 1, 1  # pixels that `routing_coefficients` has capsules for
+    # The capsules of `routing_coefficients` are those of single pixels.
+    primary_field = 1, 1
 
     def routing_coefficients(self, images):
         """Returns how the last layer divides the capsules of each pixel among classes.
 
-        The c of its last iteration. Not differentiable.
+        These are the coefficients of its last iteration. They are not differentiable.
 
         Args:
           images: `[B, H, W, C]`.
 
         Returns:
-          `[B, H, W, types, num_classes]`, not negative, and of sum one over the
-          classes; `1 / num_classes` for a layer of one iteration, as of `"R1"`.
+          `[B, H, W, types, num_classes]`: nonnegative, adding up to 1 over the classes.
+          They are `1 / num_classes` if the layer has one iteration, as with `"R1"`.
 
         Raises:
-          ValueError: if there is one class, to which all capsules are routed.
+          ValueError: if there is only one class, because all capsules are routed to it.
         """
         if self.num_classes == 1:
             raise ValueError(
@@ -276,7 +278,7 @@ class SegCaps(Segmenter):
     def drawn(self, outputs, one_hot, training=None):
         capsules = outputs["capsules"]
         *outer, classes, dim = dimensions(capsules)
-        # The mask is repeated, because TensorFlow broadcasts slowly on a CPU.
+        # Repeating the mask is faster than broadcasting, which is slow on a CPU.
         kept = tf.cast(one_hot * foreground(one_hot), capsules.dtype)
         kept = tf.repeat(kept, dim, axis=-1)
         features = tf.reshape(capsules, [*outer, classes * dim]) * kept

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that networks for segmentation have in common."""
+"""The output layer that segmentation networks share."""
 
 import keras
 
@@ -8,9 +8,9 @@ from tf_capsops.layers import Conv3D
 
 
 def probabilities(features, num_classes, axes=2):
-    """Returns a convolution of 1 pixel to probabilities, in float32.
+    """Applies a convolution of 1 pixel that returns probabilities, in float32.
 
-    A softmax over the classes, or a sigmoid for one class.
+    Its activation is a softmax over the classes, or a sigmoid for one class.
     """
     kind = {2: keras.layers.Conv2D, 3: Conv3D}[axes]
     return kind(

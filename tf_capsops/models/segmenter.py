@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Networks for segmentation that also learn to draw what they have found."""
+"""Networks that segment images, and also learn to draw what they have found."""
 
 import abc
 
@@ -20,32 +20,31 @@ _PARTS = "network", "decoder"
 
 
 class Segmenter(MaskModel, keras.Model):
-    """The base of `SegCaps` and `UCaps3D`, which adds their own losses to the user's.
+    """Base class of `SegCaps` and `UCaps3D`, which adds their own losses to the user's.
 
-    Keras trains models whose targets come with the data. Here the masks are an input as
-    well, from which the model computes its own losses. To Keras it has one output, the
-    scores, and everything else about training is Keras' own.
+    The model needs the masks to compute its own losses, so it adds them to the inputs.
+    For Keras it has one output, the scores. Training is otherwise that of Keras.
 
     Args:
-      network: a functional model from images to a dict of `"scores"` and what the
-        subclass needs.
+      network: a functional model from images to a dict of `"scores"` and whatever else
+        the subclass needs.
       decoder: a functional model that draws images.
       **kwargs: `name` and `dtype`, as for every Keras model.
     """
 
-    default_loss = None  # the class of the loss that `compile` uses by default
-    multiple = 8  # what all sizes of an image are multiples of
+    default_loss = None  # The class of the loss that `compile` uses by default.
+    multiple = 8  # The sizes of an image must be multiples of this.
 
     def __init__(self, network, decoder, **kwargs):
-        # Images are targets, too, and keep their precision.
+        # Images are also targets, so Keras must not cast them to half precision.
         super().__init__(autocast=False, **kwargs)
         self.network, self.decoder = network, decoder
-        # Makes the state, and tells Keras what to export.
+        # This call builds the model, and tells Keras what to export.
         self(keras.KerasTensor((None, *self.image_shape)))
 
     @property
     def image_shape(self):
-        """The shape of an image or volume, with None for sizes that are open."""
+        """The shape of an image or volume, with None for sizes that may vary."""
         return tuple(self.network.input.shape[1:])
 
     @property
@@ -79,33 +78,33 @@ class Segmenter(MaskModel, keras.Model):
 
     @abc.abstractmethod
     def own_loss(self, images, one_hot, outputs, training=None):
-        """Returns the mean over the batch of what is added to the user's loss.
+        """Returns the loss that the model adds to the user's, as a mean over the batch.
 
         Args:
           images: `[B, ..., C]`, float32.
-          one_hot: their masks, `[B, ..., num_classes]`.
-          outputs: those of `network`.
+          one_hot: the masks of the images, `[B, ..., num_classes]`.
+          outputs: the outputs of `network`.
           training: as for every Keras layer.
         """
 
     @abc.abstractmethod
     def drawn(self, outputs, one_hot, training=None):
-        """Returns the images `[B, ..., C]` that the decoder draws of some outputs."""
+        """Returns the images `[B, ..., C]` that the decoder draws from outputs."""
 
     def draw(self, features, training=None):
-        """Calls the decoder, in training on large images in bands of rows."""
+        """Calls the decoder; in training, on large images, in bands of rows."""
         number = bands.count(self.decoder, features) if training else 1
         if number > 1:
             return bands.train(self.decoder, features, number)
         return self.decoder(features, training=training)
 
     def reconstruct(self, images, masks=None):
-        """Returns what the decoder draws, `[B, ..., C]`.
+        """Returns the images that the decoder draws, `[B, ..., C]`.
 
         Args:
           images: `[B, ..., C]`.
-          masks: which class each pixel has, as in training; None for the classes that
-            the model finds.
+          masks: the class of each pixel, as in training; None for the classes that the
+            model predicts.
         """
         outputs = self.network(self._checked(image_range(self.owner, images)))
         scores = outputs["scores"]
@@ -125,8 +124,8 @@ class Segmenter(MaskModel, keras.Model):
 
         Args:
           optimizer: as for every Keras model.
-          loss: of masks and scores, as for every Keras model; None for the model's
-            default.
+          loss: a loss of masks and scores, as for every Keras model; None for the
+            model's default.
           *args, **kwargs: passed on to `keras.Model.compile`.
         """
         loss = self.default_loss() if loss is None else loss
@@ -149,9 +148,9 @@ def _one_hot(masks, scores):
 
 
 def foreground(one_hot):
-    """Returns where there is an object, `[B, ..., 1]`, of masks `[B, ..., classes]`.
+    """Returns `[B, ..., 1]`: 1 for pixels of an object, and 0 for the background.
 
-    With several classes, the first one is the background.
+    The masks are `[B, ..., classes]`. With several classes, class 0 is the background.
     """
     if one_hot.shape[-1] == 1:
         return one_hot
@@ -159,12 +158,12 @@ def foreground(one_hot):
 
 
 def drawing_decoder(features, units, channels, axes, dtype):
-    """Returns a model that draws images by convolutions of 1 pixel.
+    """Returns a model that draws images with convolutions of 1 pixel.
 
     Args:
-      features: the shape of a sample that it draws from, `(..., features)`.
-      units: features of the convolutions before the last, with relu.
-      channels: of the images, which are from 0 to 1.
+      features: the shape of an input without the batch, `(..., features)`.
+      units: features of the convolutions before the last, which have a relu.
+      channels: channels of the drawn images, whose values are from 0 to 1.
       axes: 2 for images, 3 for volumes.
       dtype: a dtype policy.
     """
@@ -175,7 +174,7 @@ def drawing_decoder(features, units, channels, axes, dtype):
         drawn = kind(
             size, 1, activation="relu", dtype=dtype, name=f"draw_{number}", **last
         )(drawn)
-    # Losses are summed over a whole image: keep them out of half precision.
+    # The loss is summed over a whole image, so the drawn image must be float32.
     drawn = kind(
         channels, 1, activation="sigmoid", dtype="float32", name="drawn", **last
     )(drawn)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The `keras.Sequential` that our models consist of."""
+"""A `keras.Sequential` that saves all of its state, for our models."""
 
 import keras
 
@@ -23,7 +23,7 @@ class Sequential(keras.Sequential):
     def from_config(cls, config, custom_objects=None):
         model = super().from_config(config, custom_objects)
         if not config.get("trainable", True):
-            # Setting it on a model that has layers would set it on them, too.
+            # Setting `trainable` on a model with layers would also set it on these.
             layers = [model.inputs[0], *model.layers]
             model = cls(layers, trainable=False, name=model.name)
         if "dtype" in config:

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of which each replica has a share.
+"""Batches that are divided into a share for each replica.
 
 The samples of a batch are its first axis, or the second one if several batches are
 stacked.
@@ -20,10 +20,10 @@ def several_processes(strategy):
 
 
 def parts(strategy, batch):
-    """Returns a list of what each replica of this process has of a batch.
+    """Returns a list of the shares that the replicas of this process have of a batch.
 
-    A batch that is not divided among the replicas is the only item of the list. Where a
-    process has one of several replicas, its share is.
+    If the batch is not divided yet, the list holds only the whole batch. If this
+    process has one of several replicas, the list holds only its share.
     """
     batch = keras.tree.map_structure(none_if_empty, batch)
     flat = keras.tree.flatten(batch)
@@ -35,11 +35,11 @@ def parts(strategy, batch):
 
 
 def divide(strategy, parts, axis=0):
-    """Returns a list of what each replica of this process computes on.
+    """Returns a list with a share for each replica of this process.
 
     Args:
       strategy: the strategy.
-      parts: what `parts` returned. A batch that is not divided is divided evenly.
+      parts: the result of `parts`. An undivided batch is divided evenly.
       axis: the axis of samples.
     """
     if len(parts) == _replicas_here(strategy):
@@ -49,7 +49,7 @@ def divide(strategy, parts, axis=0):
 
 
 def _replicas_here(strategy):
-    """Returns how many replicas this process has."""
+    """Returns the number of replicas in this process."""
     if strategy.num_replicas_in_sync == 1:
         return 1
     return len(strategy.extended.worker_devices)
@@ -74,7 +74,7 @@ def _divided(strategy, whole, axis):
 
 
 def join(strategy, shares):
-    """Returns the batch of which the replicas of this process have these shares."""
+    """Returns the batch that consists of the given shares of this process."""
     if strategy.num_replicas_in_sync == 1:
         return shares[0]
     return strategy.experimental_distribute_values_from_function(
@@ -83,11 +83,11 @@ def join(strategy, shares):
 
 
 def without_empty(strategy, shares):
-    """Returns shares with a sample for each replica, and how many were added.
+    """Adds a sample to each empty share; returns the shares and the number added.
 
-    Where the last batch leaves replicas without a sample, TensorFlow's convolutions
-    give them results of a wrong shape on CPUs. Processes know their own shares only,
-    so batches of several processes stay as they are.
+    The last batch may leave replicas without a sample. On CPUs, TensorFlow's
+    convolutions then return results of a wrong shape. A process knows only its own
+    shares, so batches of several processes stay as they are.
     """
     empty = [not samples(share) for share in shares]
     if several_processes(strategy) or not any(empty):
@@ -109,7 +109,7 @@ def first(batch):
 
 
 def spec_of_any_size(value):
-    """Returns the `tf.TypeSpec` of a tensor, but for how many samples it has."""
+    """Returns the `tf.TypeSpec` of a tensor, with an unknown number of samples."""
     if isinstance(value, Int32OnDevice):
         return Int32OnDevice.Spec(spec_of_any_size(value.as_int64))
     spec = None if value is None else tf.type_spec_from_value(value)
@@ -123,9 +123,9 @@ def spec_of_any_size(value):
 
 
 def none_if_empty(value):
-    """Returns None for the optional that Keras puts where data has no weights.
+    """Returns None for an empty optional or its spec, and other values unchanged.
 
-    TensorFlow has a spec of None, too.
+    Keras puts empty optionals where data has no sample weights.
     """
     empty = tf.experimental.Optional, tf.OptionalSpec, tf.NoneTensorSpec
     return None if isinstance(value, empty) else value
@@ -152,5 +152,5 @@ def _part(value, begin, end, axis):
         rest = value.shape[1:]
         start = [begin, *[0] * len(rest)]
         return tf.sparse.slice(value, start, [end - begin, *rest])
-    with tf.device(getattr(value, "device", "CPU:0")):  # not to copy all to a GPU
+    with tf.device(getattr(value, "device", "CPU:0")):  # Avoids a copy to a GPU.
         return tf.convert_to_tensor(value)[(slice(None),) * axis + (slice(begin, end),)]

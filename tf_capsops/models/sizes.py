@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the sizes that networks are made for."""
+"""Checks of the sizes of images and networks."""
 
 import keras
 import tensorflow as tf
@@ -13,18 +13,18 @@ _AXES = {2: "(height, width, channels)", 3: "(depth, height, width, channels)"}
 def checked_sizes(
     owner, input_shape, num_classes, multiple=1, axes=2, may_be_open=False
 ):
-    """Returns the shape of images or volumes, and the number of classes.
+    """Checks and returns the shape of images or volumes, and the number of classes.
 
     Args:
       owner: the name that messages begin with.
-      input_shape: positive ints.
+      input_shape: positive ints, the channels last.
       num_classes: a positive int.
-      multiple: what all of `input_shape` but the channels must be a multiple of.
+      multiple: all of `input_shape` except the channels must be multiples of this.
       axes: 2 for images, 3 for volumes.
-      may_be_open: whether all but the channels may be None, which is any size.
+      may_be_open: whether sizes other than the channels may be None, for any size.
 
     Raises:
-      ValueError: if they are not; the message names owner and argument.
+      ValueError: if an argument is not as above; the message names owner and argument.
     """
     if not isinstance(input_shape, (list, tuple)) or len(input_shape) != axes + 1:
         raise ValueError(
@@ -52,12 +52,12 @@ def with_multiples(owner, images, image_shape, multiple):
     Args:
       owner: the name to begin the message with.
       images: `[batch, *image_shape]`.
-      image_shape: the model's, with None for sizes that are open.
-      multiple: what these must be multiples of.
+      image_shape: the model's image shape, with None for open sizes.
+      multiple: open sizes must be multiples of this.
 
     Raises:
-      ValueError: if one is not; the message names owner and shape.
-      tf.errors.InvalidArgumentError: the same, if the size is unknown in a graph.
+      ValueError: if a size is not a multiple; the message names owner and shape.
+      tf.errors.InvalidArgumentError: likewise, when a graph with an unknown size runs.
     """
     shape = tf.TensorShape(images.shape)
     text = f"{owner}: sizes of images must be multiples of {multiple}"
@@ -77,10 +77,10 @@ def with_multiples(owner, images, image_shape, multiple):
 
 
 def sizes_of(owner, sizes, size):
-    """Returns the entry of a table of layers' sizes.
+    """Returns the entry of `size` in a table of networks' sizes.
 
     Raises:
-      ValueError: if there is none; the message names owner and the entries.
+      ValueError: if there is none; the message names owner and the known entries.
     """
     if not isinstance(size, str) or size not in sizes:
         names = " or ".join(map(repr, sizes))

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What an `Autoencoder` trains on: labels as an input too, and images as a target."""
+"""Inputs and targets of an `Autoencoder` in training."""
 
 import warnings
 
@@ -13,22 +13,21 @@ from tf_capsops.losses import one_hot_labels
 from tf_capsops.models.images import ImageModel, images_and, is_list_of_arrays
 
 _OUTPUTS = "lengths", "reconstruction"
-_ROUNDING = 1e-3  # that is still white or black
+_ROUNDING = 1e-3  # Values so little outside of the range from 0 to 1 cause no warning.
 
 
 class Reconstructing(ImageModel):
-    """Mixed into `Autoencoder`, trains it by labels and images.
+    """A mixin that trains an `Autoencoder` on images and labels.
 
-    Keras trains models whose targets come with the data. Here the labels are an input
-    as well, for the mask, and the images a target as well. Everything else about
-    training is Keras' own.
+    The labels are both a target and an input, for the mask. The images are both an
+    input and a target, for the decoder. Training is otherwise that of Keras.
     """
 
     def images_of(self, inputs):
         return images_and(self.owner, "labels", inputs)[0]
 
     def check_targets(self, x, y):
-        """Warns, once, of images that the decoder cannot draw."""
+        """Checks the targets, and warns once if the decoder cannot draw them."""
         _, drawn = targets_of(self.owner, x, y, self.objects)
         image_range(self.owner, drawn)
         drawn = np.asarray(drawn)
@@ -66,17 +65,18 @@ class Reconstructing(ImageModel):
 
 
 def targets_of(owner, x, y, objects):
-    """Returns the labels and the images to draw, which come in several forms.
+    """Returns the labels and the images to draw, which can be given in several forms.
 
     Args:
       owner: the name that messages begin with.
       x: the inputs, as for `images_and` with `"labels"`.
-      y: labels, or None if they are among the inputs; or a dict of `"lengths"`, which
-        are labels, and `"reconstruction"`; or a list of these, in this order.
-      objects: how many classes an image shows.
+      y: labels, or None if they are among the inputs; or a dict of `"lengths"` (labels)
+        and `"reconstruction"` (images); or a list of these two, in this order.
+      objects: the number of classes in an image.
 
     Raises:
-      ValueError: if the labels are missing, or targets that they need.
+      ValueError: if labels are missing, a dict or list has other entries, or there are
+        several objects and no images to draw.
     """
     images, labels = images_and(owner, "labels", x)
     if isinstance(y, dict):
@@ -104,7 +104,7 @@ def targets_of(owner, x, y, objects):
 
 
 def labels_as_input(owner, data, objects):
-    """Returns Keras' (x, y, sample_weight) of a batch, with the labels in x too.
+    """Returns Keras' (x, y, sample_weight) of a batch, with the labels also in x.
 
     Raises:
       ValueError: as `targets_of`.
@@ -121,12 +121,12 @@ def by_output(owner, x, y, y_pred, sample_weight, objects):
 
     Args:
       owner, x, y, objects: as for `targets_of`.
-      y_pred: what the model returns.
+      y_pred: the outputs of the model.
       sample_weight: `[B]` for both outputs, or None; or a dict of these by output, or a
         list in the order of the outputs.
 
     Raises:
-      ValueError: as `targets_of`, and if weights are of no output.
+      ValueError: as `targets_of`, and if weights do not belong to outputs.
     """
     labels, drawn = targets_of(owner, x, y, objects)
     targets = {

@@ -21,15 +21,15 @@ _LEVELS = 3
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Layers on the way down and up.
+    """Sizes of the layers; for capsules, pairs of types at a voxel and dimension.
 
     Args:
-      features: of the convolutions before the capsules.
-      primary: types at a voxel and dimension of the first capsules.
-      down: the same of two layers for each level, of which the first halves the sizes;
-        the last has a type for each class, and is a dimension.
-      up: features of each level's transposed convolution, and of the convolution after
-        it, except at the last level.
+      features: features of the convolutions before the capsules.
+      primary: the first capsules.
+      down: two layers for each level; the first halves the depth, height and width. The
+        very last layer is only a dimension, because it has a type for each class.
+      up: features of each level's transposed convolution and, except at the last level,
+        of the convolution after it.
       decoder_units: features of the decoder's hidden layers.
     """
 
@@ -69,39 +69,40 @@ def ucaps3d(
 ):
     """Capsules that segment volumes: Nguyen, Hua and Le (2021).
 
-    "3D-UCaps: 3D Capsules Unet for Volumetric Image Segmentation": three convolutions;
-    a way down of capsules, of which the last layer has a type for each class; a way up
-    of ordinary convolutions, each next to the capsules of its level; a softmax at each
-    voxel; and a decoder that draws the volume again from the last features.
+    The paper is "3D-UCaps: 3D Capsules Unet for Volumetric Image Segmentation". The
+    layers are three convolutions; capsules on the way down, with a type for each class
+    in the last layer; ordinary convolutions on the way up, with skip connections from
+    the capsules of equal levels; and a softmax at each voxel. A decoder reconstructs
+    the volume from the last features.
 
-    The paper's size has 3,367,274 parameters for two channels and four classes. This
-    follows the code that its authors published, with these differences:
+    The paper's size has 3,367,274 parameters for two channels and four classes. The
+    model follows the code that the authors published, with these differences:
 
-    * Their capsules have a second bias, which is added to each vote: 1,088 parameters.
-    * Routing adds the product of vote and parent to its logits, as in dynamic routing,
-      where theirs adds the cosine of their angle.
-    * Kernels of capsules start as those of `SlimCaps3D`, where theirs have normal
-      values of a deviation of 0.1.
-    * Masks are averaged over 8 x 8 x 8 voxels for the loss of the capsules, where
-      theirs are interpolated.
+    * Their capsules have a second bias, added to each vote: 1,088 parameters.
+    * Routing adds the inner product of vote and parent to the logits, as in dynamic
+      routing. Theirs adds the cosine of the angle between them.
+    * Kernels of capsules start as those of `SlimCaps3D`. Theirs start with normal
+      values of standard deviation 0.1.
+    * For the loss of the capsules, masks are averaged over 8 x 8 x 8 voxels. Theirs are
+      interpolated.
 
     Args:
-      input_shape: (depth, height, width, channels) of the volumes, whose values are
-        floating-point numbers from 0 to 1. All but the channels are multiples of 8, or
-        None for any multiple. Integers and numbers above 10 are a `ValueError`, the
-        latter not in a `tf.function` of yours.
-      num_classes: how many, two or more, the background included.
-      size: `"paper"` or `"small"`, which has some 5% of its weights.
-      reconstruction_weight: the weight of the reconstruction's squared error, averaged
-        over the voxels of objects.
+      input_shape: (depth, height, width, channels) of the volumes. All but the channels
+        must be multiples of 8; None allows any multiple. Values must be floating-point
+        numbers from 0 to 1. Integers raise a `ValueError`; so do numbers above 10,
+        except inside your own `tf.function`.
+      num_classes: the number of classes, including the background; two or more.
+      size: `"paper"`; or `"small"`, with about 5% of the weights.
+      reconstruction_weight: the weight of the reconstruction's squared error, which is
+        averaged over the voxels of objects.
       margin_weight: the weight of the margin loss on the lengths of the last capsules,
-        one eighth as deep, high and wide as the volume; with margins of 0.7 and 0.3.
+        with margins of 0.7 and 0.3. Their map has an eighth of the volume's depth,
+        height and width.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A `UCaps3D`, built and not compiled, from volumes `[B, D, H, W, C]` to
+      A `UCaps3D`, built but not compiled, from volumes `[B, D, H, W, C]` to
       probabilities `[B, D, H, W, num_classes]`, in float32. `compile()` needs no
       arguments for masks of integers.
 
@@ -127,7 +128,10 @@ def ucaps3d(
 
 
 def _convolved(features, filters, kernel_size, name, dtype, activation=None, **window):
-    """Convolves, normalizes each sample's features, and applies a PReLU by default."""
+    """Convolves, normalizes each feature of a sample, and applies an activation.
+
+    By default the activation is a PReLU.
+    """
     features = Conv3D(
         filters,
         kernel_size,
@@ -183,7 +187,7 @@ def _network(shape, num_classes, sizes, dtype):
     features = _convolved(
         features, third, 5, "conv_3", dtype, activation="tanh", dilation_rate=2
     )
-    capsules = keras.ops.expand_dims(features, -2)  # one type
+    capsules = keras.ops.expand_dims(features, -2)  # Capsules of a single type.
     capsules = layer(*sizes.primary, "primary_caps", routing_iterations=1)(capsules)
     passed = []
     for number, (halved, kept) in enumerate(sizes.down, start=1):
@@ -191,7 +195,7 @@ def _network(shape, num_classes, sizes, dtype):
         kept = kept if number < _LEVELS else (num_classes, kept)
         capsules = layer(*halved, f"down_{number}", strides=2)(capsules)
         capsules = layer(*kept, f"down_{number}_caps")(capsules)
-    # The loss compares lengths with margins: keep them out of half precision.
+    # The loss compares lengths with margins, so they must be float32.
     coarse = Length(dtype="float32", name="lengths")(capsules)
     features = _side_by_side(capsules)
     for number, (doubled, *kept) in zip(range(_LEVELS, 0, -1), sizes.up):
@@ -214,15 +218,16 @@ def _network(shape, num_classes, sizes, dtype):
 
 
 def _side_by_side(capsules):
-    # Checkpoints count operations, and once there were two: unstack and concatenate.
+    # Checkpoints number the operations of a model, and an earlier release had two here,
+    # unstack and concatenate. The concatenation keeps the numbers.
     return keras.ops.concatenate([SideBySide()(capsules)], axis=-1)
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class SideBySide(keras.Operation):
-    """Reads capsules `[B, D, H, W, types, dim]` as features, `types * dim` a voxel.
+    """Reshapes capsules `[B, D, H, W, types, dim]` to features, `types * dim` a voxel.
 
-    All sizes but these two may be unknown, which `keras.layers.Reshape` does not allow.
+    Unlike with `keras.layers.Reshape`, all sizes but these two may be unknown.
     """
 
     def call(self, capsules):
@@ -236,24 +241,24 @@ class SideBySide(keras.Operation):
 
 @registered
 class UCaps3D(Segmenter):
-    """A network that segments volumes by capsules and convolutions, and draws them.
+    """A network that segments volumes and reconstructs them; see `ucaps3d`.
 
-    `ucaps3d` returns one. Call arguments: volumes `[B, D, H, W, C]`. Returns
-    probabilities `[B, D, H, W, num_classes]`.
+    Call arguments: volumes `[B, D, H, W, C]`. Returns probabilities
+    `[B, D, H, W, num_classes]`.
 
-    `fit` and `evaluate` take volumes and masks: classes, `[B, D, H, W, 1]` or
-    `[B, D, H, W]`, or one-hot, `[B, D, H, W, num_classes]`, as the loss and the metrics
-    want them. By default the loss is the cross-entropy of classes. Sample weights are
-    `[B]`, or one for each voxel, and weigh the loss that is compiled alone. The model
-    adds the losses of its capsules and its decoder. `reconstruct`
-    calls the latter.
+    `fit` and `evaluate` take volumes and masks, in the form that the loss and the
+    metrics expect: classes, `[B, D, H, W, 1]` or `[B, D, H, W]`, or one-hot,
+    `[B, D, H, W, num_classes]`. The default loss is the cross-entropy of classes.
+    Sample weights are `[B]`, or one for each voxel, and apply only to the compiled
+    loss. The model adds the losses of its capsules and its decoder. `reconstruct` calls
+    the decoder.
 
     Args:
-      network: a functional model from volumes to the `"scores"`; `"coarse"`, the
-        lengths of the last capsules; and the `"features"` for the decoder.
+      network: a functional model from volumes to a dict of `"scores"`; `"coarse"`, the
+        lengths of the last capsules; and `"features"`, the decoder's inputs.
       decoder: a functional model from features to volumes.
-      reconstruction_weight: the weight of its loss.
-      margin_weight: the weight of the loss of the capsules.
+      reconstruction_weight: the weight of the decoder's loss.
+      margin_weight: the weight of the capsules' loss.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
     >>> model = tf_capsops.models.ucaps3d((8, 8, 8, 1), 3, size="small")
@@ -279,7 +284,7 @@ class UCaps3D(Segmenter):
 
     def own_loss(self, images, one_hot, outputs, training=None):
         shares = tf.nn.avg_pool3d(one_hot, 2**_LEVELS, 2**_LEVELS, "VALID")
-        # Half of `MarginLoss`, as in the authors' code.
+        # The authors' code also takes half of the margin loss.
         margin = 0.5 * self._margin_loss(shares, outputs["coarse"])
         drawn, shown = self.drawn(outputs, one_hot, training), foreground(one_hot)
         squares = tf.reduce_sum(tf.square(drawn - images) * shown, axis=[1, 2, 3, 4])

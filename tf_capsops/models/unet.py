@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""A U-Net, to compare capsules with."""
+"""A U-Net, as a baseline for capsules."""
 
 import keras
 
@@ -11,33 +11,33 @@ from tf_capsops.models.segmentation import probabilities
 from tf_capsops.models.sizes import checked_sizes, sizes_of, with_multiples
 from tf_capsops.registered import registered
 
-# Features of each level.
+# The features of each level.
 _SIZES = {"paper": (64, 128, 256, 512, 1024), "small": (8, 16, 32, 64)}
 
 
 def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
     """A U-Net without capsules: the baseline of LaLonde and Bagci (2018).
 
-    Levels of two 3 x 3 convolutions with relu, max poolings between them, and as many
-    transposed convolutions of 2 x 2 on the way up, each next to the features of its
-    level: Ronneberger, Fischer and Brox, "U-Net" (2015), with images that keep their
-    size. The paper's size has 31,030,593 parameters for grey images and one class, as
-    the code that LaLonde and Bagci published, which this follows.
+    Each level has two 3 x 3 convolutions with relu. Max poolings connect the levels on
+    the way down, and 2 x 2 transposed convolutions on the way up, with skip connections
+    between equal levels. This is the network of Ronneberger, Fischer and Brox, "U-Net"
+    (2015), except that images keep their size. The model follows the code that LaLonde
+    and Bagci published; like theirs, the paper's size has 31,030,593 parameters for
+    grey images and one class.
 
     Args:
-      input_shape: (height, width, channels) of the images, whose values are
-        floating-point numbers from 0 to 1, or standardized. A height or width of None
-        is any multiple of 16, or of 8 for the small size. Integers and numbers above 10
-        are a `ValueError`, the latter not in a `tf.function` of yours.
-      num_classes: how many, the background included; or 1 for an object in front of
-        a background.
-      size: `"paper"`; or `"small"`, four levels of 8 to 64 features.
+      input_shape: (height, width, channels) of the images. A height or width of None
+        allows any multiple of 16, or of 8 with the small size. Values must be
+        floating-point numbers from 0 to 1, or standardized. Integers raise a
+        `ValueError`; so do numbers above 10, except inside your own `tf.function`.
+      num_classes: the number of classes, including the background; or 1 for an object
+        in front of a background.
+      size: `"paper"`; or `"small"`, with four levels of 8 to 64 features.
       name: the model's name.
-      dtype: a dtype policy, such as `"mixed_float16"`, with which `compile` has Keras
-        scale the loss.
+      dtype: a dtype policy; with `"mixed_float16"`, `compile` enables loss scaling.
 
     Returns:
-      A functional model, built and not compiled, from images `[B, H, W, C]` to
+      A functional model, built but not compiled, from images `[B, H, W, C]` to
       probabilities `[B, H, W, num_classes]` in float32, for a cross-entropy or
       `keras.losses.Dice`.
 
@@ -93,26 +93,26 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
 class UNet(MaskModel, FunctionalModel):
     """The functional model of `unet`, from images to probabilities.
 
-    `fit` and `evaluate` take masks and sample weights as those of `SegCaps`: classes,
-    `[B, H, W, 1]` or `[B, H, W]`, or one-hot, as the loss wants them; and weights
-    `[B]`, or one for each pixel.
+    `fit` and `evaluate` take masks and sample weights as `SegCaps` does. Masks are
+    classes, `[B, H, W, 1]` or `[B, H, W]`, or one-hot, as the loss expects them.
+    Weights are `[B]`, or one for each pixel.
     """
 
     @property
     def multiple(self):
-        """A number that divides the sizes of images where they are open."""
+        """The number that must divide the open sizes of images."""
         poolings = [isinstance(each, keras.layers.MaxPooling2D) for each in self.layers]
         return 2 ** sum(poolings)
 
     def call(self, inputs, training=None, mask=None):
         images = scaled_images(self.name, self.images_of(inputs), self.input_shape[1:])
-        # Features of sizes that are known are cropped instead.
+        # Only open sizes need be multiples. For known sizes, features are cropped.
         images = with_multiples(self.name, images, self.input_shape[1:], self.multiple)
         return super().call(images, training=training, mask=mask)
 
 
 def _cropped(features, like, number, last):
-    """Returns features without the last row and column where pooling rounded up."""
+    """Crops the last row and column of features if pooling rounded a size up."""
     beyond = [
         0 if None in sizes else sizes[0] - sizes[1]
         for sizes in zip(features.shape[1:3], like.shape[1:3])

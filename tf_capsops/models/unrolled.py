@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training several batches in an execution, without waiting for the GPU in between."""
+"""Trains on several batches per execution, without waiting for the GPU in between."""
 
 import functools
 import inspect
@@ -19,24 +19,24 @@ _ITERATORS = tf.data.Iterator, tf.distribute.DistributedIterator
 
 
 class Unrolled:
-    """Mixed into a `keras.Model`, makes `steps_per_execution` wait for no step.
+    """A mixin for a `keras.Model` that speeds up training with `steps_per_execution`.
 
-    Keras' loop over the steps of an execution computes on the GPU whether to go on, and
-    copies the answer to the host, which waits for all that was launched before it. Here
-    the batches of an execution are stacked, and the steps are a loop that counts. XLA
-    compiles the whole loop. Weights, losses and metrics are those of Keras' loop.
+    After each step of an execution, Keras' loop computes on the GPU whether to go on,
+    and copies the answer to the host. This waits for all earlier work. Here the batches
+    of an execution are stacked, and the number of steps is known in advance, so nothing
+    waits. XLA compiles the whole loop. Weights, losses and metrics are those of Keras.
 
-    On a GPU, `fit` copies batches ahead, and runs up to 20 steps in an execution if
-    `compile` did not ask for more than one. Callbacks that see each batch switch the
-    latter off, unless they have a `groups_steps = True`, and so does `groups_steps =
-    False` of the model. The progress bar then moves by as many steps, and shows the
-    losses of the execution before.
+    On a GPU, `fit` copies batches ahead. It also runs up to 20 steps per execution,
+    unless `compile` asked for more than one. The progress bar then moves by as many
+    steps, and shows the losses of the previous execution. Two things switch this off:
+    callbacks that see each batch and do not have `groups_steps = True`, and a model
+    with `groups_steps = False`.
 
-    Under a strategy of several replicas, as `tf.distribute.MirroredStrategy`, each
-    replica's share of a batch counts by its samples, also in the logs of a `train_step`
-    or `test_step` of one's own. On GPUs XLA compiles the whole loop of each replica
-    unless `jit_compile` is false. On CPUs it compiles only with `jit_compile=True`, and
-    in parts.
+    With a strategy of several replicas, such as `tf.distribute.MirroredStrategy`, each
+    replica's share of a batch is weighted by its number of samples, also in the logs of
+    your own `train_step` or `test_step`. On GPUs, XLA compiles the whole loop of each
+    replica unless `jit_compile` is false. On CPUs, it compiles only with
+    `jit_compile=True`, and in parts.
 
     >>> import keras
     >>> import numpy as np
@@ -48,20 +48,20 @@ class Unrolled:
     >>> history = model.fit(np.ones([9, 3]), np.ones(9), batch_size=2, verbose=0)
     """
 
-    groups_steps = True  # whether `fit` may run other than `steps_per_execution`
-    _next_run = None  # of a `fit` that has not made its function yet
+    groups_steps = True  # Whether `fit` may choose the steps of an execution.
+    _next_run = None  # The `Run` of a `fit` that has no training function yet.
 
-    # `fit`, `evaluate`, `predict` and the methods on a batch call these two with the
+    # `fit`, `evaluate`, `predict` and the methods on a batch call the next two with the
     # first batch, on the host and outside of graphs, before anything is computed.
 
     def check_inputs(self, x):
-        """Raises a ValueError if the model does not take such inputs."""
+        """Raises a ValueError if the model does not take inputs `x`."""
 
     def check_targets(self, x, y):
         """Raises a ValueError if inputs `x` cannot have the targets `y`, or None."""
 
-    # Keras calls these three at the beginning of each `fit`, `evaluate`, `predict` and
-    # `*_on_batch`, and then the functions with an iterator for each execution.
+    # Keras calls the next three at the beginning of each `fit`, `evaluate`, `predict`
+    # and `*_on_batch`. It calls their results with an iterator for each execution.
 
     def make_train_function(self, force=False):
         if self.train_function is None or force:
@@ -71,7 +71,8 @@ class Unrolled:
             self.train_function.run = run
         self.train_function.checked = False
         if self._next_run:
-            # `fit` has read the number of steps. All else has the user's.
+            # Keras has read the number of steps for this `fit`. Everything else must
+            # see the user's number.
             self.train_function.run, self._next_run = self._next_run, None
             self.train_function.run.epochs.close()
             self.steps_per_execution = self._users_steps
@@ -96,7 +97,7 @@ class Unrolled:
         bound = inspect.signature(super().compile).bind(*args, **kwargs)
         given = bound.arguments
         if replicas.on_gpus(self.distribute_strategy) and not given.get("run_eagerly"):
-            # Keras alone cannot compile replicas, so its default is not to.
+            # Keras itself cannot compile replicas, so its default is not to compile.
             if given.get("jit_compile", "auto") == "auto":
                 given["jit_compile"] = True
             with warnings.catch_warnings():
@@ -104,13 +105,14 @@ class Unrolled:
                 super().compile(*bound.args, **bound.kwargs)
         else:
             super().compile(*args, **kwargs)
-        jit = given.get("jit_compile", "auto")  # `self.jit_compile` would decide now
+        # Reading `self.jit_compile` instead would already resolve "auto".
+        jit = given.get("jit_compile", "auto")
         if jit and tf.config.list_physical_devices("GPU"):
             shorten_first_step()
 
     def compile_from_config(self, config):
         if type(self).compile is not Unrolled.compile:
-            super().compile_from_config(config)  # warns that it does not know how
+            super().compile_from_config(config)  # Warns that it cannot compile.
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
@@ -119,7 +121,7 @@ class Unrolled:
     @functools.wraps(keras.Model.fit)
     def fit(self, *args, **kwargs):
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        outer = getattr(self.train_function, "run", None)  # a callback may call `fit`
+        outer = getattr(self.train_function, "run", None)  # A callback may call `fit`.
         self._users_steps = self.steps_per_execution
         ours = type(self).make_train_function is Unrolled.make_train_function
         epochs = Epochs(self.distribute_strategy, bound.arguments, ours)
@@ -151,20 +153,20 @@ class Unrolled:
     def reset_metrics(self):
         if not Metrics(self).reset():
             super().reset_metrics()
-        # `fit` does this at the beginning of an epoch.
+        # `fit` resets metrics at the beginning of an epoch.
         run = getattr(self.train_function, "run", None)
         if run:
             run.begin_epoch()
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Under a strategy, Keras builds metrics with the mean of the shares of a batch,
-        # which it takes out of the data. But shares may differ in size, batches of
-        # several processes are refused, and a generator gives each batch once.
-        # `_Function` builds them with a share of the first batch that it runs.
+        # With a strategy, Keras takes a batch out of the data and builds metrics with
+        # the mean of its shares. But shares may differ in size, batches of several
+        # processes are rejected, and a generator yields each batch only once. So
+        # `_Function` builds metrics with a share of the first batch that it runs.
         pass
 
     def _build_with(self, spec):
-        # Otherwise the first step creates variables, and is traced again for that.
+        # Without this, the first step would create variables, and be traced again.
         flat = [each for each in keras.tree.flatten(spec) if each is not None]
         known = all(each.shape.rank is not None for each in flat)
         usual = self.built and not any(
@@ -180,18 +182,18 @@ class _Function:
 
     def __init__(self, model, step, step_of_replicas):
         self.checked = False
-        self.run = None  # of the `fit` or `evaluate` that calls this
+        self.run = None  # The `Run` of the `fit` or `evaluate` that calls this.
         self._model = model
         if model.distribute_strategy.num_replicas_in_sync > 1:
             self._make = functools.partial(_of_replicas, model, step_of_replicas)
         else:
             self._make = functools.partial(_alone, model, step)
-        self._execute = None  # runs groups, once the model is built
+        self._execute = None  # A function that runs groups, once the model is built.
 
     def __call__(self, iterator):
         run = self.run or grouping.Run(self._model)
         steps, on_data = 0, isinstance(iterator, _ITERATORS)
-        if not on_data:  # the one of train_on_batch
+        if not on_data:  # The iterator is that of train_on_batch.
             feed = Feed(self._model, iterator, 1, None, False, self._check)
         else:
             if run.feed is None or run.feed.source is not iterator:
@@ -215,7 +217,8 @@ class _Function:
         return logs() if callable(logs) else logs
 
     def _check(self, batch):
-        ones_own = isinstance(batch, tuple) and len(batch) > 3  # of a step of one's own
+        # Only a user's own step takes such a batch.
+        ones_own = isinstance(batch, tuple) and len(batch) > 3
         if not self.checked and not ones_own:
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
             self._model.check_inputs(x)
@@ -224,7 +227,7 @@ class _Function:
 
 
 class _Predictions:
-    """Predicts the batches of an execution by Keras' own function."""
+    """Predicts the batches of an execution with Keras' own function."""
 
     def __init__(self, model, predict):
         self.checked = False
@@ -277,8 +280,8 @@ def _alone(model, step):
         spec = tuple(keras.tree.flatten(group.spec))
         in_graphs = not (model.run_eagerly or tf.config.functions_run_eagerly())
         if in_graphs and spec not in traced:
-            # Traced with all that the data set leaves open, and outside of a loop, for
-            # the first step creates the optimizer's variables.
+            # Tracing uses the spec of the data set, with its unknown sizes. It is done
+            # outside of a loop, because the first step creates optimizer variables.
             results = one.get_concrete_function(group.spec).structured_outputs
             traced.add(spec)
         if group.steps > 1 and all(map(_has_shape, keras.tree.flatten(results))):
@@ -299,7 +302,7 @@ def _of_replicas(model, step_of_replicas):
     metrics = Metrics(model)
 
     def steps_of(shares, even, steps):
-        """Returns the user's logs, the metrics, or nothing if the host adds these."""
+        """Returns the user's logs, the metrics, or {} if the host sums the metrics."""
         logs = step(shares, even, steps)
         if not logs and metrics.are_sums:
             return {}
@@ -311,8 +314,8 @@ def _of_replicas(model, step_of_replicas):
 
     def execute(group):
         if several and not model.run_eagerly and group.steps not in traced:
-            # Processes number what they add up as they trace it. So each must trace
-            # the same, also where the shares of only one differ in size.
+            # Processes number their collective sums while tracing. So all must trace
+            # the same functions, even if shares differ in size in only one of them.
             spec = keras.tree.map_structure(shares.spec_of_any_size, group.shares)
             steps_of.get_concrete_function(spec, True, group.steps)
             traced.add(group.steps)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolution of images whose pixels are capsules."""
+"""Convolution of images whose features are capsules."""
 
 import math
 
@@ -13,31 +13,31 @@ from tf_capsops.shapes import ShapeRule, dimensions, shape_text, sizes
 
 _ATTRIBUTES = ("strides", "padding", "dilations")
 _DEPTH = ("pose_depth",)
-_MOST_CONVOLUTIONS = 16  # that the plain definition makes of matrices of rank 3
+_MOST_CONVOLUTIONS = 16  # The plain definition unrolls `pose_depth` up to this.
 
 
 def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
-    """Convolves an image of capsules, multiplying matrices by matrices.
+    """Convolves an image of capsules, multiplying poses by weight matrices.
 
-    Computes, with strides `sh`, `sw` and dilations `dh`, `dw`:
+    With strides `sh`, `sw` and dilations `dh`, `dw`, it computes:
 
         output[n, y, x, o] = sum over kh, kw, c of
             inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] @ weights[kh, kw, c, o]
 
-    This is `tf.nn.conv2d` with matrices for numbers, and with its rules for sizes and
-    padding. It is equation 2 of Vaidya, "Speeding up Capsules", whose capsules are 4x4
-    matrices, and the capsule convolution of Chen et al., "How to Accelerate Capsule
-    Convolutions in Capsule Networks", whose capsules of rank 3 multiply `pose_depth`
-    matrices side by side. Differentiable any number of times in both arguments. Half
-    types accumulate in float32.
+    This is `tf.nn.conv2d` with matrices in place of numbers; sizes and padding follow
+    the same rules. It is equation 2 of Vaidya, "Speeding up Capsules", where capsules
+    are 4x4 matrices. It is also the capsule convolution of Chen et al., "How to
+    Accelerate Capsule Convolutions in Capsule Networks": their capsules of rank 3 are
+    `pose_depth` matrices, each multiplied by its own weights. The op is differentiable
+    any number of times in both arguments. Half types accumulate in float32.
 
     Args:
       inputs: Capsules, `[batch, in_height, in_width, in_channels, pose_rows,
         pose_inner]`, of type float32, float64, float16 or bfloat16. Capsules of rank 3
         have one axis more, `pose_depth` before `pose_rows`.
       weights: Matrices, `[kernel_height, kernel_width, in_channels, out_channels,
-        pose_inner, pose_columns]`, of the same type. For capsules of rank 3 with
-        `pose_depth` before `pose_inner`.
+        pose_inner, pose_columns]`, of the same type. For capsules of rank 3,
+        `pose_depth` comes before `pose_inner`.
       strides: Pixels from one window to the next: a positive integer, or two, down and
         across.
       padding: "VALID", where the kernel stays inside the image, or "SAME", where zeros
@@ -47,8 +47,8 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
       name: Name of the operation in a graph.
 
     Returns:
-      Capsules, `[batch, out_height, out_width, out_channels, pose_rows, pose_columns]`,
-      for capsules of rank 3 with `pose_depth` before `pose_rows`. Zeros where
+      Capsules, `[batch, out_height, out_width, out_channels, pose_rows, pose_columns]`.
+      For capsules of rank 3, `pose_depth` comes before `pose_rows`. All are zero if
       `in_channels` or `pose_inner` is 0.
 
     Raises:
@@ -79,18 +79,18 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 def capsule_conv2d_bias_relu(
     inputs, weights, bias, strides=1, padding="VALID", dilations=1, name=None
 ):
-    """Convolves an image of capsules, adds a bias, and makes what is negative zero.
+    """Convolves an image of capsules, adds a bias, and applies relu, in one operation.
 
         output = max(0, capsule_conv2d(inputs, weights) + bias)
 
-    in one operation, which spares the passes over the output that bias and relu take.
-    Differentiable any number of times in all three.
+    This saves the passes over the output that a separate bias and relu would take. The
+    op is differentiable any number of times in all three operands.
 
     Args:
       inputs: As for `capsule_conv2d`.
       weights: As for `capsule_conv2d`.
-      bias: `[out_channels, pose_rows, pose_columns]`, for capsules of rank 3 with
-        `pose_depth` before `pose_rows`; of the type of `inputs`.
+      bias: `[out_channels, pose_rows, pose_columns]`, of the type of `inputs`. For
+        capsules of rank 3, `pose_depth` comes before `pose_rows`.
       strides: As for `capsule_conv2d`.
       padding: As for `capsule_conv2d`.
       dilations: As for `capsule_conv2d`.
@@ -125,12 +125,12 @@ def capsule_conv2d_bias_relu(
 def plain(inputs, weights, strides, padding, dilations, convolve=conv2d):
     """The definition of `capsule_conv2d` in TensorFlow's own ops.
 
-    Turns pose rows into samples, and the poses' inner dimension into channels.
+    It moves pose rows to the batch, and the poses' inner dimension to the channels.
 
     Args:
       inputs, weights: As for `capsule_conv2d`; the rank of one must be known.
       strides, padding, dilations: As `window_attributes` returns them.
-      convolve: How images of numbers are convolved.
+      convolve: The function that convolves images of numbers, such as `conv2d`.
     """
     rule = ShapeRule("CapsuleConv")
     return _plain(rule, inputs, weights, strides, padding, dilations, convolve)
@@ -146,13 +146,13 @@ def plain_bias_relu(inputs, weights, bias, strides, padding, dilations):
 
 
 def bound(rule, inputs, weights, axes=IMAGE):
-    """Returns both operands of a convolution with ranks that are known.
+    """Checks the shapes of a convolution's operands, and returns them with known ranks.
 
     Args:
-      rule: A `ShapeRule`, which knows all their sizes afterwards.
+      rule: A `ShapeRule`, which records the sizes of all axes.
       inputs, weights: As for `capsule_conv2d`, but with one axis for each of `axes` in
-        the places of height and width; the rank of one must be known.
-      axes: What the axes are called that the window slides along.
+        place of height and width; the rank of one must be known.
+      axes: The names of the axes that the window slides along.
 
     Raises:
       tf.errors.InvalidArgumentError: A rank or a dimension does not fit (a `ValueError`
@@ -191,7 +191,7 @@ def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
         return folded(inputs, weights, convolve, moved)
     depth = rule.sizes["pose_depth"]
     rule.require(depth is not None, "pose_depth must be known under portable()")
-    if not 0 < depth <= _MOST_CONVOLUTIONS:  # TensorFlow stacks no empty list
+    if not 0 < depth <= _MOST_CONVOLUTIONS:  # TensorFlow cannot stack an empty list.
         return _product_of_matrices(inputs, weights, moved)
     return of_matrices(depth, folded, inputs, weights, convolve, moved)
 
@@ -204,12 +204,12 @@ def of_matrices(depth, convolve, inputs, weights, *arguments):
 
 
 def folded(inputs, weights, convolve, moved):
-    """Convolves matrices as images of numbers.
+    """Convolves matrices by one convolution of images of numbers.
 
     Args:
-      inputs, weights: As for `capsule_conv2d`.
-      convolve: Convolves images of numbers by filters.
-      moved: Keyword arguments for it.
+      inputs, weights: As for `capsule_conv2d`, without `pose_depth`.
+      convolve: A function that convolves images of numbers with filters.
+      moved: Keyword arguments for `convolve`, such as the strides.
     """
     batch, height, width, channels, rows, inner = dimensions(inputs)
     *kernel, _, out_channels, _, columns = dimensions(weights)
@@ -234,9 +234,10 @@ def _product_of_matrices(inputs, weights, moved):
     return tf.einsum("nyxcgpq,cogqr->nyxogpr", gathered, matrices)
 
 
-# The convolution is linear in input and in weights. So the three ops are derivatives of
-# one number, <grad, conv(input, weights)>, by each of its three arguments. And those of
-# one op are the other two, with the incoming gradient in the place of its namesake.
+# The convolution is linear in input and in weights. So each of the three ops is the
+# derivative of one number, <grad, conv(input, weights)>, in one of its arguments. The
+# gradients of each op are the other two ops, where the incoming gradient replaces the
+# argument in which the op is the derivative.
 
 
 def _attributes(op):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolution of lines and volumes of capsules, and transposed convolutions.
 
-All are convolutions of images. A line is an image of one row. In a volume, what windows
-read along the depth becomes channels of images, which takes as much memory as the
-input, times the kernel's depth over the stride.
+All of them run as convolutions of images. A line is an image of one row. For a volume,
+the slices that a window reads along the depth become channels of an image. This copy
+takes `kernel_depth / stride` times the memory of the input.
 """
 
 import math
@@ -28,28 +28,28 @@ LINE, VOLUME = ("width",), ("depth", *IMAGE)
 
 
 def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
-    """Convolves a line of capsules, multiplying matrices by matrices.
+    """Convolves a line of capsules, multiplying poses by weight matrices.
 
         output[n, x, o] = sum over k, c of
             inputs[n, x * stride + k * dilation, c] @ weights[k, c, o]
 
-    This is `capsule_conv2d` of images with one row.
+    This is `capsule_conv2d` for images of one row.
 
     Args:
       inputs: Capsules, `[batch, in_width, in_channels, pose_rows, pose_inner]`, of type
         float32, float64, float16 or bfloat16. Capsules of rank 3 have one axis more,
         `pose_depth` before `pose_rows`.
       weights: Matrices, `[kernel_width, in_channels, out_channels, pose_inner,
-        pose_columns]`, of the same type. For capsules of rank 3 with `pose_depth`
+        pose_columns]`, of the same type. For capsules of rank 3, `pose_depth` comes
         before `pose_inner`.
       strides: Capsules from one window to the next: a positive integer.
       padding: "VALID" or "SAME", as for `capsule_conv2d`.
-      dilations: Capsules from one place of the kernel to the next: a positive integer.
+      dilations: Capsules from one tap of the kernel to the next: a positive integer.
       name: Name of the scope of the operations in a graph.
 
     Returns:
-      Capsules, `[batch, out_width, out_channels, pose_rows, pose_columns]`, for
-      capsules of rank 3 with `pose_depth` before `pose_rows`.
+      Capsules, `[batch, out_width, out_channels, pose_rows, pose_columns]`. For
+      capsules of rank 3, `pose_depth` comes before `pose_rows`.
 
     Raises:
       ValueError: As `capsule_conv2d`.
@@ -80,15 +80,16 @@ def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
 
 def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, name=None):
-    """Convolves a volume of capsules, multiplying matrices by matrices.
+    """Convolves a volume of capsules, multiplying poses by weight matrices.
 
         output[n, z, y, x, o] = sum over kd, kh, kw, c of
             inputs[n, z * sd + kd * dd, y * sh + kh * dh, x * sw + kw * dw, c]
             @ weights[kd, kh, kw, c, o]
 
-    with strides `sd`, `sh`, `sw` and dilations `dd`, `dh`, `dw`; `capsule_conv2d` with
-    one axis more. A kernel that is deeper than 1 takes memory for a copy of the input,
-    `kernel_depth / sd` times as large, and for its gradient.
+    with strides `sd`, `sh`, `sw` and dilations `dd`, `dh`, `dw`. This is
+    `capsule_conv2d` with three spatial axes. A kernel that is deeper than 1 needs
+    memory for a copy of the input, `kernel_depth / sd` times as large, and for the
+    gradient of this copy.
 
     Args:
       inputs: Capsules, `[batch, in_depth, in_height, in_width, in_channels, pose_rows,
@@ -96,17 +97,17 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
         have one axis more, `pose_depth` before `pose_rows`.
       weights: Matrices, `[kernel_depth, kernel_height, kernel_width, in_channels,
         out_channels, pose_inner, pose_columns]`, of the same type. For capsules of
-        rank 3 with `pose_depth` before `pose_inner`. `kernel_depth` must be known.
+        rank 3, `pose_depth` comes before `pose_inner`. `kernel_depth` must be known.
       strides: Voxels from one window to the next: a positive integer, or three, along
         depth, height and width.
       padding: "VALID" or "SAME", as for `capsule_conv2d`.
-      dilations: Voxels from one place of the kernel to the next: a positive integer, or
+      dilations: Voxels from one tap of the kernel to the next: a positive integer, or
         three.
       name: Name of the scope of the operations in a graph.
 
     Returns:
       Capsules, `[batch, out_depth, out_height, out_width, out_channels, pose_rows,
-      pose_columns]`, for capsules of rank 3 with `pose_depth` before `pose_rows`.
+      pose_columns]`. For capsules of rank 3, `pose_depth` comes before `pose_rows`.
 
     Raises:
       ValueError: As `capsule_conv2d`.
@@ -137,15 +138,16 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
 
 def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
-    """The transposed convolution of an image of capsules: the way up to larger images.
+    """Upsamples an image of capsules by a transposed convolution.
 
-    It is the gradient of `capsule_conv2d` in its input. With strides `sh`, `sw`, and
-    `above` rows and `left` columns that "SAME" cuts off (none for "VALID"):
+    The transposed convolution is the gradient of `capsule_conv2d` in its input. With
+    strides `sh`, `sw`, and `above` rows and `left` columns that "SAME" cuts off (none
+    for "VALID"), it starts from zeros and computes:
 
         output[n, y * sh + kh - above, x * sw + kw - left, o] +=
             inputs[n, y, x, c] @ weights[kh, kw, c, o]
 
-    Differentiable any number of times in both arguments. Half types accumulate in
+    It is differentiable any number of times in both arguments. Half types accumulate in
     float32.
 
     Args:
@@ -161,8 +163,8 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
       name: Name of the scope of the operations in a graph.
 
     Returns:
-      Capsules, `[batch, out_height, out_width, out_channels, pose_rows, pose_columns]`,
-      for capsules of rank 3 with `pose_depth` before `pose_rows`.
+      Capsules, `[batch, out_height, out_width, out_channels, pose_rows, pose_columns]`.
+      For capsules of rank 3, `pose_depth` comes before `pose_rows`.
 
     Raises:
       ValueError: `strides` or `padding` is not as above, or `inputs` or `weights` is of
@@ -193,7 +195,7 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
             return tf.broadcast_to(nothing, shape)
         if _portable.is_on():
             return _portable.widened(_plain_transpose)(inputs, weights, **moved)
-        # A capsule convolution with these weights takes our output to our input.
+        # With these weights, a capsule convolution maps our output to our input.
         *poses, inner, columns = range(4, weights.shape.rank)
         weights = tf.transpose(weights, (0, 1, 3, 2, *poses, columns, inner))
         return _library.load().capsule_conv_backprop_input(
@@ -202,15 +204,15 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
 
 def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=None):
-    """The transposed convolution of a volume of capsules.
+    """Upsamples a volume of capsules by a transposed convolution.
 
-    `capsule_conv2d_transpose` with one axis more:
+    This is `capsule_conv2d_transpose` with three spatial axes:
 
         output[n, z * sd + kd - front, y * sh + kh - above, x * sw + kw - left, o] +=
             inputs[n, z, y, x, c] @ weights[kd, kh, kw, c, o]
 
-    A kernel that is deeper than its stride takes memory for copies of the input,
-    `kernel_depth` times as large together.
+    A kernel that is deeper than its stride needs memory for copies of the input, in all
+    `kernel_depth` times as large.
 
     Args:
       inputs: As for `capsule_conv3d`.
@@ -222,7 +224,7 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
     Returns:
       Capsules, `[batch, out_depth, out_height, out_width, out_channels, pose_rows,
-      pose_columns]`, for capsules of rank 3 with `pose_depth` before `pose_rows`.
+      pose_columns]`. For capsules of rank 3, `pose_depth` comes before `pose_rows`.
 
     Raises:
       ValueError: As `capsule_conv2d_transpose`.
@@ -272,7 +274,7 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
 
 def _bound(owner, inputs, weights, axes, window, transposed=False):
-    """Returns operands that fit each other, with ranks that are known."""
+    """Checks the operands and the kernel, and returns them with known ranks."""
     rule = ShapeRule(owner)
     inputs, weights = bound(rule, inputs, weights, axes)
     padding = "SAME" if transposed else window["padding"]
@@ -281,7 +283,7 @@ def _bound(owner, inputs, weights, axes, window, transposed=False):
 
 
 def require_kernel(rule, inputs, weights, axes, padding, dilations):
-    """Checks that a kernel fits, and that its depth is known if it has one."""
+    """Checks that a kernel fits the image, and that its depth, if any, is known."""
     image = inputs.shape[1 : 1 + len(axes)]
     require_window(rule, "weights", weights, image, padding, dilations, axes)
     is_known = axes != VOLUME or weights.shape[0] is not None
@@ -289,15 +291,15 @@ def require_kernel(rule, inputs, weights, axes, padding, dilations):
 
 
 def windows_as_channels(inputs, taps, stride, dilation, padding):
-    """Returns images whose channels are what windows read along the depth of a volume.
+    """Returns an image for each window along the depth, with its slices as channels.
 
     Args:
       inputs: `[batch, depth, height, width, channels, ...]`.
-      taps, stride, dilation, padding: a window's along the depth.
+      taps, stride, dilation, padding: The window along the depth.
 
     Returns:
-      `[batch * windows, height, width, taps * channels, ...]`, and how many windows the
-      depth has.
+      `[batch * windows, height, width, taps * channels, ...]`, and the number of
+      windows along the depth.
     """
     inputs, count = padded_depth(inputs, taps, stride, dilation, padding)
     begins = range(0, taps * dilation, dilation)
@@ -305,7 +307,7 @@ def windows_as_channels(inputs, taps, stride, dilation, padding):
 
 
 def padded_depth(inputs, taps, stride, dilation, padding):
-    """Returns a volume with the slices that "SAME" adds, and how many windows it has.
+    """Returns a volume with the slices that "SAME" adds, and the number of its windows.
 
     Window z reads slices `z * stride + tap * dilation`. Arguments are those of
     `windows_as_channels`.
@@ -323,7 +325,7 @@ def padded_depth(inputs, taps, stride, dilation, padding):
 
 
 def padded(inputs, before, after, value=0):
-    """Adds slices before and after a volume, all of whose numbers are `value`."""
+    """Adds slices filled with `value` before and after a volume."""
     shape = dimensions(inputs)
     if _too_many_axes(inputs):
         inputs = tf.reshape(inputs, [*shape[:2], math.prod(shape[2:])])
@@ -336,7 +338,7 @@ def padded(inputs, before, after, value=0):
 
 
 def _too_many_axes(inputs):
-    """Whether a portable graph has to flatten axes: TFLite slices and pads five."""
+    """Whether axes must be flattened: TFLite slices and pads at most five."""
     return _portable.is_on() and inputs.shape.rank > 5
 
 
@@ -353,10 +355,10 @@ def sliced(inputs, span, axis=1):
 
 
 def as_channels(inputs, begins, count, stride):
-    """Returns patches of slices along the depth: `count` images for each volume.
+    """Returns `count` images for each volume, with several slices as channels.
 
-    The channels of image z are those of the slices `begin + z * stride`, for each of
-    `begins`.
+    The channels of image z are those of the slices `begin + z * stride`, for each
+    `begin` of `begins`.
     """
     batch, depth, height, width, channels, *poses = dimensions(inputs)
     if _too_many_axes(inputs):
@@ -369,7 +371,7 @@ def as_channels(inputs, begins, count, stride):
 
 
 def taps_as_channels(weights):
-    """Returns the weights of such images, `[height, width, taps * channels, ...]`."""
+    """Returns weights for such images, `[height, width, taps * channels, ...]`."""
     others = range(3, weights.shape.rank)
     weights = tf.transpose(weights, (1, 2, 0, *others))
     height, width, taps, channels, *rest = dimensions(weights)
@@ -377,7 +379,7 @@ def taps_as_channels(weights):
 
 
 def as_volume(images, batch, count):
-    """Returns volumes of `count` images each."""
+    """Returns volumes whose slices are `count` consecutive images each."""
     return tf.reshape(images, [batch, count, *dimensions(images)[1:]])
 
 

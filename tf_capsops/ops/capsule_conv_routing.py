@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolution of capsules that are routed at each pixel."""
+"""Convolution of capsules with routing by agreement at each pixel."""
 
 import math
 
@@ -51,11 +51,11 @@ def capsule_conv_routing(
 ):
     """Convolves capsules, and routes the types of children by agreement at each pixel.
 
-    A slim capsule layer: the locally constrained dynamic routing of LaLonde and Bagci,
-    "Capsules for Object Segmentation" (2018), their algorithm 1. Each type of child has
-    one vote for each parent at a pixel, the sum of a convolution; routing by agreement
-    (Sabour, Frosst and Hinton, 2017) divides the types, not the pixels, among the
-    parents there:
+    This is a slim capsule layer: the locally constrained dynamic routing of LaLonde and
+    Bagci, "Capsules for Object Segmentation" (2018), algorithm 1. At a pixel, each type
+    of child has one vote for each parent, which a convolution sums over the window.
+    Routing by agreement (Sabour, Frosst and Hinton, 2017) then divides the types, not
+    the individual children, among the parents at that pixel:
 
         votes[n, p, i, j] = sum over taps t of
             inputs[n, p * strides + t * dilations - before, i] @ weights[t(, i)][:, j]
@@ -68,25 +68,25 @@ def capsule_conv_routing(
         output = v
 
     Pixels outside of the image are zeros. Votes are stored for a few rows of pixels at
-    a time: memory besides inputs, outputs and gradients is 64 MiB, or the votes of one
-    row if they are more. Differentiable once, in everything given and through every
-    iteration; a second derivative is a `LookupError` that names the op. Half types are
-    computed in float32.
+    a time: in addition to inputs, outputs and gradients, the op uses 64 MiB of memory,
+    or that of the votes of one row if they take more. It is differentiable once, in all
+    four operands and through every iteration; a second derivative raises a
+    `LookupError` that names the op. Half types are computed in float32.
 
     Args:
       inputs: Capsules, `[batch, spatial..., types, in_dim]`, of type float32, float64,
         float16 or bfloat16. There are one, two or three spatial axes: width; height and
-        width; depth, height and width. Where the rank is unknown there are two, or as
-        many as `strides` or `dilations` are given for.
+        width; or depth, height and width. If the rank is unknown, the length of
+        `strides` or `dilations` gives their number; two if both are integers.
       weights: One kernel for all types of children, `[kernel..., in_dim, parents,
-        out_dim]`, or one for each, `[kernel..., types, in_dim, parents, out_dim]`; of
-        the same type.
+        out_dim]`, or one kernel for each type, `[kernel..., types, in_dim, parents,
+        out_dim]`; of the type of `inputs`.
       bias: `[parents, out_dim]`, of the same type; zeros by default.
       logits: The logits that routing starts from, `[types, parents]`, of the same type;
         zeros by default.
       iterations: How often the parents are computed, 1 to 2^31 - 1.
-      strides: Pixels from one window to the next, or for a transposed convolution of
-        the output: a positive integer, or one for each axis.
+      strides: Pixels from one window to the next: a positive integer, or one for each
+        axis. For a transposed convolution, these are pixels of the output.
       padding: "VALID" or "SAME", as for `tf.nn.convolution`.
       dilations: Pixels from one tap of the kernel to the next: a positive integer, or
         one for each axis; 1 for a transposed convolution.
@@ -94,7 +94,7 @@ def capsule_conv_routing(
         `tf.nn.conv_transpose`. An axis then has `size * stride` pixels for "SAME" and
         `size * stride + max(kernel - stride, 0)` for "VALID".
       leaky: Whether the softmax has one extra entry with logit 0, whose share is
-        discarded (Sabour et al., 2017, in their code). A single parent then need not
+        discarded (as in the code of Sabour et al., 2017). A single parent then need not
         take everything.
       epsilon: A positive number (a normal float32), which keeps values and gradients
         finite where `s` is zero.
@@ -140,7 +140,7 @@ def rounded_conv_routing(
     transposed,
     leaky,
 ):
-    """`capsule_conv_routing` with rounded arrays, in TensorFlow's own ops.
+    """Computes `capsule_conv_routing` with rounded arrays, in TensorFlow's own ops.
 
     `rounded` is as for `plain_agreement`.
     """
@@ -168,7 +168,9 @@ def plain(
     epsilon=1e-7,
     rounded=None,
 ):
-    """The definition of `capsule_conv_routing` in TensorFlow's own ops: stores votes.
+    """The definition of `capsule_conv_routing` in TensorFlow's own ops.
+
+    It stores all votes.
 
     Args:
       inputs, weights, bias, logits: As for `capsule_conv_routing`, tensors; the ranks
@@ -194,13 +196,13 @@ def plain(
 
 
 def _votes(inputs, weights, window, transposed):
-    """Returns votes, `[pixels, parents, types, out_dim]`, and the image's new size."""
+    """Returns votes, `[pixels, parents, types, out_dim]`, and the output's size."""
     batch, *image, types, in_dim = dimensions(inputs)
     *kernel, _, parents, out_dim = dimensions(weights)
-    own = len(kernel) > len(image)  # weights of each type
+    own = len(kernel) > len(image)  # Whether each type has its own weights.
     if own and tf.is_tensor(types):
         types = kernel[-1]
-    if own and types == 0:  # TensorFlow stacks no empty list
+    if own and types == 0:  # TensorFlow cannot concatenate an empty list.
         return _votes(inputs, tf.reduce_sum(weights, -4), window, transposed)
     images = tf.reshape(inputs, [batch, math.prod(image), types, in_dim])
     images = tf.transpose(images, (2, 0, 1, 3))
@@ -250,7 +252,7 @@ def _convolution(images, filters, window, transposed):
 
 
 def _axes_of(inputs, *attributes):
-    """Returns how many axes the image has; two where the op judges the rank."""
+    """Returns the number of spatial axes; two if the op must reject the rank."""
     if inputs.shape.rank in (4, 5, 6):
         return inputs.shape.rank - 3
     given = (len(each) for each in attributes if isinstance(each, (list, tuple)))
@@ -276,7 +278,7 @@ def _attributes(owner, inputs, window, iterations, epsilon, transposed, leaky):
 
 
 def _operands(owner, inputs, weights, bias, logits):
-    """Returns the four as tensors of one type."""
+    """Returns the four operands as tensors of one type, zeros for those not given."""
     given = {"inputs": inputs, "weights": weights, "bias": bias, "logits": logits}
     for name in ("bias", "logits"):
         if given[name] is None:
@@ -294,7 +296,7 @@ def _operands(owner, inputs, weights, bias, logits):
 
 
 def _bound(operands, window, transposed):
-    """Returns operands that fit each other, with ranks that are known."""
+    """Checks that operands fit each other, and returns them with known ranks."""
     inputs, weights, bias, logits = operands
     rule, count = ShapeRule("CapsuleConvRouting"), len(window["strides"])
     axes = _AXES[count]

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of votes: one pass of any routing between capsules in windows."""
+"""Moments of votes: one pass of any routing algorithm over capsules in windows."""
 
 import functools
 
@@ -51,10 +51,11 @@ def capsule_moments(
     normalize="parents",
     name=None,
 ):
-    """Adds up the votes of capsules in a window, by the shares that statistics give.
+    """Computes weighted moments of the votes of the capsules in each window.
 
-    A parent capsule `o` at (y, x) sees the child `k = (kh, kw, c)` that
-    `capsule_conv2d` would read there, and the child votes for the parent's pose:
+    A parent capsule `o` at (y, x) sees the children `k = (kh, kw, c)` that
+    `capsule_conv2d` would read there. Each child votes for the parent's pose, and the
+    statistics of the parents determine the shares by which votes are weighted:
 
         vote[k, o]  = pose[k] @ weights[k, o]
         u           = vote - center[o]
@@ -65,38 +66,38 @@ def capsule_moments(
         first[o]    = sum over k of activation[k] share[k, o] u
         second[o]   = sum over k of activation[k] share[k, o] u^2
 
-    The logits of routing by agreement, of EM routing, of variational Bayes and of
-    routing by attention are all quadratic in the vote, and what they need of the votes
-    are these three moments; `tf_capsops.routing` has them. With a `center`, mean and
-    variance are `center + first / mass` and `second / mass - (first / mass)^2`.
+    The logits of dynamic, EM, variational Bayes and attention routing are all quadratic
+    in the vote, and these algorithms need no more of the votes than the three moments.
+    `tf_capsops.routing` implements them. With a `center`, the mean of the votes is
+    `center + first / mass`, and their variance `second / mass - (first / mass)^2`.
 
-    Votes are never stored: memory besides inputs and outputs is a bounded workspace (on
-    a GPU it may hold the shares of a few samples), and for "all" two numbers a child,
-    in the gradient three. Differentiable once, in everything
-    given; a second derivative is a `LookupError` that names the op.
+    Votes are never stored. In addition to inputs and outputs, the op uses a bounded
+    workspace (on a GPU it may hold the shares of a few samples), and for "all" two
+    numbers per child, three in the gradient. It is differentiable once, in all
+    operands; a second derivative raises a `LookupError` that names the op.
 
     Args:
       poses: Children, `[batch, in_height, in_width, in_channels, pose_rows,
-        pose_inner]`, of type float32, float64, float16 or bfloat16. A line of capsules
-        has no height, and a volume has a depth before it; so do windows and parents in
-        all that follows. Windows over a volume take memory for copies: of poses or,
-        for "all", of statistics, `kernel_depth` times as many at a stride of 1.
+        pose_inner]`, of type float32, float64, float16 or bfloat16. For a line of
+        capsules, leave out the height in this and in all other shapes; for a volume,
+        add a depth before it. Windows over a volume need memory for copies, at a stride
+        of 1 `kernel_depth` times as large: of the poses or, for "all", of the
+        statistics.
       activations: `[batch, in_height, in_width, in_channels]`, of the same type; ones
         by default.
       weights: `[kernel_height, kernel_width, in_channels, out_channels, pose_inner,
         pose_columns]`, of the same type.
-      bias: `[batch, out_height, out_width, out_channels]`. This and the other four are
-        statistics: zeros by default, and of the type of `poses`, but float32 where that
-        is a half type. None of them broadcasts.
+      bias: `[batch, out_height, out_width, out_channels]`. This and the next four are
+        statistics: zeros by default, of the type of `poses`, or float32 if that is a
+        half type. They do not broadcast.
       linear, precision, center: `[batch, out_height, out_width, out_channels,
         pose_rows, pose_columns]`.
       prior: `[kernel_height, kernel_width, in_channels, out_channels]`.
       order: The highest moment to compute: 0, 1 or 2.
-      strides, padding, dilations: As for `capsule_conv2d`. Children outside of the
-        image do not exist.
-      normalize: What a child's shares add up to one over: "parents", the parents of one
-        position; "all", the parents of all positions that see the child; or "none",
-        where the share is the logit itself.
+      strides, padding, dilations: As for `capsule_conv2d`. Padding adds no children.
+      normalize: The parents over which a child's shares add up to one. "parents": those
+        of one position. "all": those of all positions that see the child. "none": there
+        is no softmax, and the share is the logit itself.
       name: Name of the operation in a graph.
 
     Returns:
@@ -141,7 +142,7 @@ def capsule_moments(
 
 
 def _moments(name, *operands, order, **attributes):
-    """Returns the moments of windows over images, by our op or by TensorFlow's."""
+    """Returns the moments of windows over images, by our op or its plain definition."""
     if _portable.is_on():
         with tf.name_scope(name or "capsule_moments"):
             return plain(*operands, order=order, **attributes)
@@ -167,10 +168,11 @@ def moment_shares(
     normalize="parents",
     name=None,
 ):
-    """Returns how `capsule_moments` divides children among parents, to look at.
+    """Returns the shares by which `capsule_moments` divides children among parents.
 
-    No gradient flows through the shares: a tape gives None. All arguments are those of
-    `capsule_moments`; activations and order are checked, but change nothing.
+    They are for inspection: no gradient flows through them, and a tape gives None. All
+    arguments are those of `capsule_moments`; `activations` and `order` are checked, but
+    have no effect.
 
     Returns:
       Shares, `[batch, out_height, out_width, kernel_height, kernel_width, in_channels,
@@ -221,7 +223,7 @@ def moment_shares(
 
 
 def _shares(name, *operands, **attributes):
-    """Returns the shares of windows over images, by our op or by TensorFlow's."""
+    """Returns the shares of windows over images, by our op or its plain definition."""
     if _portable.is_on():
         with tf.name_scope(name or "moment_shares"):
             return tf.stop_gradient(plain_shares(*operands, **attributes))
@@ -230,7 +232,7 @@ def _shares(name, *operands, **attributes):
 
 
 def _axes(poses, _, weights):
-    """Returns how many axes windows slide along; two where the op judges the rank."""
+    """Returns the number of spatial axes; two if the op must reject the rank."""
     axes = (poses.shape.rank or weights.shape.rank or 6) - 4
     return axes if axes in (1, 3) else 2
 
@@ -244,7 +246,7 @@ def _normalization(owner, normalize):
 
 
 def _operands(owner, poses, activations, weights, statistics):
-    """Returns the eight as tensors, None where not given."""
+    """Returns the eight operands as tensors, or None for those not given."""
     given = {"poses": poses, "activations": activations, "weights": weights}
     if activations is None:
         given.pop("activations")
@@ -259,7 +261,8 @@ def _operands(owner, poses, activations, weights, statistics):
     operands = (*first, *statistics)
     names = {1: LINE, 2: IMAGE, 3: VOLUME}[_axes(*operands[:3])]
     for each, (name, axes) in zip(operands, axes_of(names).items(), strict=True):
-        if each is not None and each.shape == [0]:  # which the op would take for None
+        # The op would take an empty vector for None, so its rank is checked here.
+        if each is not None and each.shape == [0]:
             ShapeRule(owner).bind(name, each, axes)
     return operands
 

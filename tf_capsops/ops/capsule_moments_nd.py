@@ -22,24 +22,24 @@ from tf_capsops.ops.capsule_moments_plain import STATISTICS, axes_of
 from tf_capsops.ops.conv2d import largest, windows_of_axis
 from tf_capsops.shapes import ShapeRule, dimensions
 
-_NO_SHARE = -1e30  # a logit whose share is zero next to any other
+_NO_SHARE = -1e30  # A logit so low that its share is zero.
 
 
 def over_line(owner, compute, operands, window):
-    """Calls `compute`, of images, with a line as an image of one row.
+    """Calls `compute`, which takes images, with a line as an image of one row.
 
     Args:
       owner: the name to begin messages with.
-      compute: a function of the operands and of the window's attributes by name, which
-        returns tensors whose second axis is of the row.
-      operands: those of `capsule_moments`, tensors or None.
+      compute: a function of the operands and, by name, the window's attributes. It
+        returns tensors whose second axis is the height.
+      operands: the operands of `capsule_moments`, tensors or None.
       window: as `window_attributes` returns it, with one stride and one dilation.
 
     Returns:
-      What `compute` returned, without the row.
+      The results of `compute` without the height.
     """
     operands = _bound(owner, operands, window, LINE)
-    rows = dict.fromkeys(("weights", "prior"), 0)  # the first axis of a kernel
+    rows = dict.fromkeys(("weights", "prior"), 0)  # A kernel's height comes first.
     images = [
         None if each is None else tf.expand_dims(each, rows.get(name, 1))
         for name, each in zip(axes_of(LINE), operands, strict=True)
@@ -50,18 +50,18 @@ def over_line(owner, compute, operands, window):
 
 
 def over_volume(owner, compute, operands, window):
-    """Calls `compute`, of images, with what windows read along depth as channels.
+    """Calls `compute`, which takes images, with a window's slices as channels.
 
-    Slices of zeros beyond the volume are children that do not exist: their activations
-    are zero. A child of several windows becomes several, so shares must not add up
-    over these.
+    Slices that padding adds are children that do not exist: their activations are zero.
+    A child that several windows read becomes several children, so this is wrong for
+    shares that add up to one over windows.
 
     Args:
-      owner, compute, operands: As for `over_line`.
+      owner, compute, operands: as for `over_line`.
       window: as `window_attributes` returns it, with three strides and dilations.
 
     Returns:
-      What `compute` returned, with the axis of depth.
+      The results of `compute`, with an axis for the depth.
     """
     operands = _bound(owner, operands, window, VOLUME)
     poses, activations, weights, *of_parents, prior = operands
@@ -82,19 +82,20 @@ def over_volume(owner, compute, operands, window):
 
 
 def over_each_tap(owner, compute, operands, window, axis):
-    """Calls `compute`, of images, with the parents of all taps along depth as channels.
+    """Calls `compute`, which takes images, with each slice of a volume as an image.
 
-    Each slice is an image, whose children all windows share: shares may add up over
-    all of them. A window that a slice does not belong to has no share.
+    The parents of all windows that read a slice, one window for each tap along the
+    depth, become the image's parents. Shares can therefore add up to one over all
+    windows. Windows that do not exist get no share.
 
     Args:
-      owner, operands, window: As for `over_volume`.
-      compute: As for `over_line`.
-      axis: which axis of what it returns is the parents'.
+      owner, operands, window: as for `over_volume`.
+      compute: as for `over_line`.
+      axis: the axis of the parents in the results of `compute`.
 
     Returns:
-      For each tap, what `compute` returned for the windows' slices there, with the axis
-      of depth.
+      For each tap, the results of `compute` for the slices that windows read there,
+      with an axis for the depth of the windows.
     """
     operands = _bound(owner, operands, window, VOLUME)
     poses, activations, weights, bias, *of_poses, prior = operands
@@ -110,7 +111,7 @@ def over_each_tap(owner, compute, operands, window, axis):
         bias = tf.zeros(size, tf.float64 if poses.dtype == tf.float64 else tf.float32)
     found = {}
     phases = [tap * along["dilation"] % stride for tap in range(taps)]
-    for phase in sorted({*phases}):  # slices that belong to the same taps
+    for phase in sorted({*phases}):  # The slices of a phase are read by the same taps.
         of_phase = [tap for tap in range(taps) if phases[tap] == phase]
         shifts = [(tap * along["dilation"] - phase) // stride for tap in of_phase]
         step = stride // math.gcd(stride, along["dilation"])
@@ -147,14 +148,17 @@ def over_each_tap(owner, compute, operands, window, axis):
 
 
 def _activations(poses, activations, along):
-    """Returns ones for None where slices are added, which are no children."""
+    """Returns activations, as ones if they are None and padding adds slices.
+
+    The added slices get activations of zero, because they are not children.
+    """
     if activations is None and along["padding"] == "SAME":
         return tf.ones(dimensions(poses)[:5], poses.dtype)
     return activations
 
 
 def _sizes(image, kernel, window):
-    """Returns how many windows each axis has."""
+    """Returns the number of windows along each axis."""
     names = ("strides", "dilations")
     axes = zip(image, kernel, *(window[name] for name in names), strict=True)
     return [windows_of_axis(*each, window["padding"])[0] for each in axes]
@@ -180,7 +184,7 @@ def _taps_as_parents(weights):
 
 
 def existing_slices(poses, weights, window, dtype):
-    """Returns which slices of a volume each window sees: `[depth, taps]`, 0 or 1."""
+    """Returns `[depth, taps]`: 1 if a window's tap reads inside the volume, else 0."""
     taps, size = weights.shape[0], dimensions(poses)[1]
     ones = tf.ones([1, size, 1, 1, 1], dtype)
     seen, depth = windows_as_channels(ones, taps, **_along_depth(window)[0])
@@ -193,7 +197,7 @@ def _as_images(each):
 
 
 def _bound(owner, operands, window, axes):
-    """Returns operands that fit each other, with ranks that are known."""
+    """Checks that operands fit each other, and returns them with known ranks."""
     rule, named = ShapeRule(owner), axes_of(axes)
     poses, activations, weights, *statistics = operands
     poses = rule.bind("poses", poses, named["poses"])

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Moments of votes in TensorFlow's own ops, which store the votes."""
+"""The moments of votes in TensorFlow's own ops, which store all votes."""
 
 import functools
 import math
@@ -16,10 +16,10 @@ STATISTICS = ("bias", "linear", "precision", "center", "prior")
 
 @functools.cache
 def axes_of(axes=IMAGE):
-    """Returns what the axes of each operand are called, by the operand's name.
+    """Returns the names of each operand's axes, by the operand's name.
 
     Args:
-      axes: what the axes are called that windows slide along.
+      axes: the names of the axes that windows slide along.
     """
     children = ("batch", *(f"in_{axis}" for axis in axes), "in_channels")
     parents = ("batch", *(f"out_{axis}" for axis in axes), "out_channels")
@@ -54,11 +54,13 @@ def plain(
     dilations,
     padding,
 ):
-    """The definition of `capsule_moments` in TensorFlow's own ops, which stores votes.
+    """The definition of `capsule_moments` in TensorFlow's own ops.
+
+    It stores all votes.
 
     Args:
       poses, activations, weights, bias, linear, precision, center, prior: As for
-        `capsule_moments`, tensors, or None but for poses and weights.
+        `capsule_moments`: tensors, or None except for poses and weights.
       order, normalize: As for `capsule_moments`.
       strides, padding, dilations: As `window_attributes` returns them.
     """
@@ -107,7 +109,7 @@ def plain_shares(
 
 
 def _bound(op, operands, window):
-    """Returns the operands in float32 at least, of known ranks and of shapes that fit.
+    """Checks shapes, and returns the operands with known ranks, half types as float32.
 
     Activations that are None become ones.
     """
@@ -138,9 +140,10 @@ def _bound(op, operands, window):
 
 
 def _shares_and_votes(operands, normalize, window):
-    """Returns `[B, O, K]`, votes about the center `[B, O, K, P R]`, and `[N, H', W']`.
+    """Returns shares, votes about the center, and the shape of the map.
 
-    B windows of K children each; no rank is above 5, which not every converter takes.
+    Their shapes are `[B, O, K]`, `[B, O, K, P R]` and `[N, H', W']`, for B = N H' W'
+    windows of K children. No rank exceeds 5, because some converters allow no more.
     """
     poses, _, weights, bias, linear, precision, center, prior = operands
     batch, height, width, channels, rows, inner = dimensions(poses)
@@ -177,7 +180,7 @@ def _shares_and_votes(operands, normalize, window):
         exist = patches(exist, kernel, **window)
         exist = tf.broadcast_to(exist, [*map_shape, children])
         exist = tf.reshape(exist, [windows, 1, children]) > 0
-        # What a child that does not exist would have as logits may be infinite.
+        # The logits of children that do not exist could be infinite.
         logits = tf.where(exist, logits, 0.0)
     if normalize == "parents":
         logits = tf.nn.softmax(logits, axis=1)
@@ -191,10 +194,10 @@ def _shares_and_votes(operands, normalize, window):
 
 
 def _votes(poses, weights):
-    """Returns `[B, O, K, P R]`, of poses `[B, K, P, Q]` and weights `[K, O, Q, R]`."""
+    """Returns `[B, O, K, P R]` for poses `[B, K, P, Q]` and weights `[K, O, Q, R]`."""
     windows, children, rows, inner = dimensions(poses)
     _, parents, _, columns = dimensions(weights)
-    # One product of matrices a child, with those of all parents side by side.
+    # One matrix product per child, with the matrices of all parents side by side.
     poses = tf.reshape(
         tf.transpose(poses, (1, 0, 2, 3)), [children, windows * rows, inner]
     )
@@ -208,17 +211,18 @@ def _votes(poses, weights):
 
 
 def _over_all_that_see(logits, map_shape, image, kernel, window):
-    """The softmax over parents of each child and over the windows that it is in."""
+    """Returns each child's softmax over the parents of all windows that contain it."""
     height, width, channels = image
     batch, down, across = map_shape
     pixels = tf.range(1, height * width + 1)
     pixels = patches(tf.reshape(pixels, [1, height, width, 1]), kernel, **window)
-    pixels = tf.reshape(pixels, [-1])  # of each place in each window; 0 is none
+    # The pixel, counted from 1, at each place of each window; 0 is outside the image.
+    pixels = tf.reshape(pixels, [-1])
     windows, _, children = dimensions(logits)
     taps = math.prod(kernel)
 
     def by_child(reduce, values):
-        """Combines what the places of a child have."""
+        """Reduces the values at all places of a child, and repeats the result there."""
         values = tf.reshape(values, [batch, down * across * taps, channels])
         values = tf.transpose(values, (1, 0, 2))
         combined = reduce(values, pixels, height * width + 1)[1:]
@@ -231,5 +235,5 @@ def _over_all_that_see(logits, map_shape, image, kernel, window):
     largest = tf.reduce_max(tf.stop_gradient(logits), axis=1)
     weighed = tf.exp(logits - by_child(tf.math.unsorted_segment_max, largest))
     total = by_child(tf.math.unsorted_segment_sum, tf.reduce_sum(weighed, axis=1))
-    # Only children outside of the image have none; a total that is NaN stays so.
+    # Only children outside of the image have a total of 0. NaN stays NaN.
     return weighed / tf.where(tf.not_equal(total, 0), total, 1.0)

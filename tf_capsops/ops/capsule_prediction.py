@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prediction vectors of a capsule layer."""
+"""Prediction vectors of a fully connected capsule layer."""
 
 import tensorflow as tf
 
@@ -10,12 +10,13 @@ from tf_capsops.shapes import ShapeRule
 
 
 def capsule_prediction(inputs, weights, name=None):
-    """Predicts output capsules from input capsules, every pair by its own matrix.
+    """Predicts every output capsule from every input capsule, each pair by a matrix.
 
-    `output[b, i, j] = weights[i, j] @ inputs[b, i]`: equation 2 (left) of Sabour,
-    Frosst and Hinton, "Dynamic Routing Between Capsules" (2017), as the operator of
-    van de Wolfshaar, "CUDA, TensorFlow and Capsule Networks" (2018). Differentiable any
-    number of times in both arguments. Half types accumulate in float32.
+    `output[b, i, j] = weights[i, j] @ inputs[b, i]`. This is equation 2 (left) of
+    Sabour, Frosst and Hinton, "Dynamic Routing Between Capsules" (2017), and the
+    operator of van de Wolfshaar, "CUDA, TensorFlow and Capsule Networks" (2018). It is
+    differentiable any number of times in both arguments. Half types accumulate in
+    float32.
 
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
@@ -25,8 +26,8 @@ def capsule_prediction(inputs, weights, name=None):
       name: Name of the operation in a graph.
 
     Returns:
-      Prediction vectors (`u_hat`), `[batch, in_caps, out_caps, out_dim]`. Zeros where
-      `in_dim` is 0.
+      Prediction vectors (`u_hat`), `[batch, in_caps, out_caps, out_dim]`. They are zero
+      if `in_dim` is 0.
 
     Raises:
       ValueError: `inputs` or `weights` is of another type, ragged or sparse.
@@ -49,7 +50,7 @@ def capsule_prediction(inputs, weights, name=None):
 
 
 def plain(inputs, weights):
-    """The definition in TensorFlow's own ops."""
+    """The definition of `capsule_prediction` in TensorFlow's own ops."""
     rule = ShapeRule("CapsulePrediction")
     inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
     axes = ("in_caps", "out_caps", "out_dim", "in_dim")
@@ -64,8 +65,8 @@ def _capsule_prediction_grad(op, grad):
 
 @tf.RegisterGradient("CapsulePredictionGrad")
 def _capsule_prediction_grad_grad(op, grad_input_grad, grad_weights_grad):
-    # The gradient op is bilinear in (grad, weights) and (grad, input), so with
-    # the incoming gradients in the places of input and weights it is its own.
+    # The gradient op is bilinear in (grad, weights) and in (grad, input). So its own
+    # gradient is the same op, with the incoming gradients as input and weights.
     grad, inputs, weights = op.inputs
     lib = _library.load()
     grad_grad = lib.capsule_prediction(grad_input_grad, weights)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Routing by agreement between two layers of capsules."""
+"""Routing by agreement between two fully connected layers of capsules."""
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ from tf_capsops.shapes import ShapeRule, dimensions, joined, sizes
 
 MOST_ITERATIONS = 2**31 - 1
 
-# Arrays of an iteration that `plain_agreement` may round.
+# The arrays of an iteration that `plain_agreement` can round.
 ROUNDED = "logits", "coefficients", "sums", "vectors"
 
 
@@ -39,16 +39,18 @@ def capsule_routing(
         output = v
 
     Neither `u_hat` nor `c` is ever stored. In iteration r the logits are
-    `logits + <u_hat, V_r>`, `V_r` being the sum of the outputs `v` so far, so only
-    `V_r` is kept and `u_hat` is computed again. Backward, the gradient in `V_r` is
-    `sum_i dl_r u_hat` and the gradient in `u_hat` is `sum_r (c_r ds_r + dl_r V_r)`,
-    which is contracted with weights and inputs at once.
+    `logits + <u_hat, V_r>`, where `V_r` is the sum of the outputs `v` so far. So the op
+    keeps only `V_r`, and computes `u_hat` again in each iteration. In the backward
+    pass, the gradient in `V_r` is `sum_i dl_r u_hat`, and the gradient in `u_hat` is
+    `sum_r (c_r ds_r + dl_r V_r)`; the latter is contracted with weights and inputs
+    immediately.
 
-    So memory besides inputs, outputs and gradients is `iterations` times the output,
-    kept for the gradient, and a small workspace. The op is differentiable any
-    number of times in inputs, weights and logits, through every iteration. Second and
-    higher derivatives are computed by TensorFlow's own ops over blocks of input
-    capsules, and do not store `u_hat` either. Half types are computed in float32.
+    In addition to inputs, outputs and gradients, the op therefore needs memory only for
+    `iterations` times the output, kept for the gradient, and a small workspace. It is
+    differentiable any number of times in inputs, weights and logits, through every
+    iteration. TensorFlow's own ops compute second and higher derivatives, over blocks
+    of input capsules, and do not store `u_hat` either. Half types are computed in
+    float32.
 
     Args:
       inputs: Capsules, `[batch, in_caps, in_dim]`, of type float32, float64, float16
@@ -62,12 +64,12 @@ def capsule_routing(
         finite where `s` is zero.
       name: Name of the operation in a graph.
       leaky: Whether the softmax has one extra entry with logit 0, whose share is
-        discarded (Sabour et al., 2017, in their code). It is routed as one more output
-        capsule whose weights are zeros, in a copy of the weights.
+        discarded (as in the code of Sabour et al., 2017). It is routed as one more
+        output capsule with zero weights, which takes a copy of the weights.
 
     Returns:
-      Output capsules, `[batch, out_caps, out_dim]`, of length below one. Zeros where
-      `in_caps` or `in_dim` is 0.
+      Output capsules, `[batch, out_caps, out_dim]`, of length below one. They are zero
+      if `in_caps` or `in_dim` is 0.
 
     Raises:
       ValueError: `iterations`, `epsilon` or `leaky` is not as above, or `inputs`,
@@ -97,10 +99,10 @@ def capsule_routing(
 def routing_coefficients(
     inputs, weights, logits=None, iterations=3, epsilon=1e-7, name=None, *, leaky=False
 ):
-    """Returns how `capsule_routing` divides input capsules among output capsules.
+    """Returns the coefficients by which `capsule_routing` divides input capsules.
 
-    These are the `c` of its last iteration (equation 3 of Sabour et al., 2017), to look
-    at. No gradient flows through them: a tape gives None.
+    They are the `c` of its last iteration (equation 3 of Sabour et al., 2017), for
+    inspection: no gradient flows through them, and a tape gives None.
 
     Args:
       inputs, weights, logits, iterations, epsilon, leaky: As `capsule_routing` takes
@@ -143,8 +145,8 @@ def routing_coefficients(
 def plain(inputs, weights, logits, iterations, epsilon=1e-7, rounded=None):
     """The definition of `capsule_routing` in TensorFlow's own ops.
 
-    It stores `u_hat`, transposed once so that both sums are products of matrices.
-    `rounded` is as for `plain_agreement`.
+    It stores `u_hat`, transposed once so that both sums are matrix products. `rounded`
+    is as for `plain_agreement`.
     """
     outputs, _ = _routed(inputs, weights, logits, iterations, epsilon, rounded)
     return tf.squeeze(outputs, axis=2)
@@ -161,7 +163,7 @@ def plain_coefficients(inputs, weights, logits, iterations, epsilon=1e-7, rounde
 def _routed(inputs, weights, logits, iterations, epsilon, rounded):
     """Returns outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`.
 
-    The coefficients of the first iteration are those of every sample, `[1, J, 1, I]`.
+    After a single iteration, all samples share the coefficients: `[1, J, 1, I]`.
     """
     inputs, weights, logits = _bound(inputs, weights, logits)
     in_caps, out_caps, out_dim, in_dim = dimensions(weights)
@@ -177,23 +179,24 @@ def _routed(inputs, weights, logits, iterations, epsilon, rounded):
 def plain_agreement(
     votes, logits, iterations, epsilon, bias=None, leaky=False, rounded=None
 ):
-    """Routes votes `[B, J, I, D]`; the rest of `capsule_routing`'s definition.
+    """Routes votes: the iterations of `capsule_routing`'s definition.
 
     Args:
-      votes: B times, of I children for J parents.
+      votes: `[B, J, I, D]`: for each of B samples, the votes of I children for J
+        parents.
       logits: `[1, J, 1, I]`.
       iterations, epsilon: As for `capsule_routing`.
       bias: `[J, 1, D]`, added to the sums of votes, or None.
       leaky: Whether the softmax has one extra entry with logit 0, whose share is
         discarded.
-      rounded: Takes a name of `ROUNDED`, the number of the iteration and a tensor, and
-        returns what routing goes on with; None for the tensor itself.
+      rounded: A function of a name in `ROUNDED`, the number of the iteration and a
+        tensor. It returns the tensor that routing goes on with. None rounds nothing.
 
     Returns:
-      Outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`, with a B of 1 in
-      the first iteration.
+      Outputs `[B, J, 1, D]` and the last coefficients, `[B, J, 1, I]`, or
+      `[1, J, 1, I]` after a single iteration.
     """
-    epsilon = float(np.float32(epsilon))  # as the op's attribute holds it
+    epsilon = float(np.float32(epsilon))  # The op's attribute is a float32, too.
     rounded = rounded or (lambda name, iteration, tensor: tensor)
     for iteration in range(iterations):
         logits = rounded("logits", iteration, logits)
@@ -213,7 +216,7 @@ def plain_agreement(
 
 
 def plain_squash(sums, epsilon):
-    """`tf_capsops.squash` for sums whose squared length is finite."""
+    """Computes `tf_capsops.squash` of sums whose squared length is finite."""
     squared = tf.reduce_sum(sums * sums, axis=-1, keepdims=True)
     return sums * (squared / (1 + squared) / tf.sqrt(squared + epsilon))
 
@@ -226,10 +229,10 @@ def _attributes(owner, iterations, epsilon):
 
 
 def _operands(owner, inputs, weights, logits, leaky):
-    """Returns the three as tensors of one type, with one more parent if `leaky`.
+    """Returns the three operands as tensors of one type.
 
-    The votes for that parent are 0, so its logit stays 0, and it has no effect but to
-    take a share.
+    If `leaky`, they have one more parent. All votes for it are 0, so its logit stays 0,
+    and its only effect is to take a share.
     """
     if logits is not None:
         operands = float_tensors(owner, inputs=inputs, weights=weights, logits=logits)
@@ -244,7 +247,7 @@ def _operands(owner, inputs, weights, logits, leaky):
 
 
 def _bound(inputs, weights, logits):
-    """Returns operands that fit each other, with ranks that are known."""
+    """Checks that operands fit each other, and returns them with known ranks."""
     rule = ShapeRule("CapsuleRouting")
     inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
     axes = ("in_caps", "out_caps", "out_dim", "in_dim")
@@ -282,8 +285,8 @@ def _coefficients(inputs, weights, logits, iterations, epsilon, name):
 
 @tf.RegisterGradient("CapsuleRoutingWithSums")
 def _capsule_routing_with_sums_grad(op, grad, _):
-    # The sums are kept for this very function: nothing that is differentiated is
-    # made of them.
+    # The second output, the sums, exists only for this gradient. Nothing else depends
+    # on it, so its incoming gradient is ignored.
     return _library.load().capsule_routing_grad(
         grad, *op.inputs, op.outputs[1], epsilon=op.get_attr("epsilon")
     )
@@ -298,7 +301,7 @@ def _capsule_routing_grad(op, grad):
 
 @tf.RegisterGradient("CapsuleRoutingGrad")
 def _capsule_routing_second_grad(op, *grads):
-    # The sums follow from the other inputs, so they have no gradient of their own.
+    # The sums are a function of the other inputs, so they get no gradient of their own.
     *operands, sums = op.inputs
     epsilon = op.get_attr("epsilon")
     iterations = tf.compat.dimension_value(sums.shape[0])

@@ -3,11 +3,12 @@
 """Second derivatives of routing by agreement, in TensorFlow's own ops.
 
 The gradient op gives dx = J(x)^T g, where x stands for inputs, weights and logits, J
-for the derivative of the output capsules, and g for their gradient. Backpropagating t
-through it means the gradients of <t, J(x)^T g> = <J(x) t, g> in g and x. J(x) t, the
-output's tangent along t, follows from the same passes over the input capsules as the
-output itself. A pass goes through them in blocks and computes the predictions of a
-block again when it is differentiated, so that no more than those are ever stored.
+for the Jacobian of the output capsules, and g for their gradient. Backpropagating t
+through that op means computing the gradients of <t, J(x)^T g> = <J(x) t, g> in g and x.
+J(x) t, the output's tangent along t, follows from the same passes over the input
+capsules as the output itself. A pass goes through them in blocks. When it is
+differentiated, it computes the predictions of a block again, so that the predictions of
+only one block are stored at any time.
 """
 
 import functools
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tf_capsops.ops.squash import at_least_float32
 from tf_capsops.shapes import sizes
 
-# Predictions of a block. Some twenty tensors of this size exist at a time.
+# The most predictions of a block. About twenty tensors of this size exist at a time.
 _BLOCK = 2**18
 
 
@@ -25,11 +26,11 @@ def gradients(grad, inputs, weights, logits, tangents, iterations, epsilon):
     """Returns the gradients of <tangents, gradients of routing> in the first four.
 
     Args:
-      grad: what routing's gradient op was given, `[batch, out_caps, out_dim]`.
+      grad: the gradient that routing's gradient op took, `[batch, out_caps, out_dim]`.
       inputs, weights, logits: as `capsule_routing` takes them.
-      tangents: the gradients that come in for those three.
-      iterations: of the routing, an int, or a scalar tensor where it is unknown.
-      epsilon: of the routing.
+      tangents: the incoming gradients of that op's results for those three.
+      iterations: the routing's iterations, an int, or a scalar tensor if unknown.
+      epsilon: the routing's epsilon.
     """
     primals = inputs, weights, logits
     return _traced(epsilon)(grad, primals, tangents, iterations)
@@ -37,9 +38,9 @@ def gradients(grad, inputs, weights, logits, tangents, iterations, epsilon):
 
 @functools.cache
 def _traced(epsilon):
-    """Returns a function of what `gradients` takes, as a graph.
+    """Returns the computation of `gradients` as a graph function.
 
-    In a graph, what is not needed is not kept. An eager tape would record every block.
+    A graph frees what it no longer needs. An eager tape would keep every block.
     """
 
     @tf.function(autograph=False, reduce_retracing=True)
@@ -64,9 +65,9 @@ def _gradients(grad, primals, tangents, iterations, epsilon):
 
 
 def _backpropagated(results, values, grads):
-    """Returns gradients in a graph.
+    """Returns the gradients of `results` in `values`, inside a graph.
 
-    A tape would not record here while a `tf.autodiff.ForwardAccumulator` is active.
+    A tape would record nothing while a `tf.autodiff.ForwardAccumulator` is active.
     """
     return tf.gradients(results, values, grads, unconnected_gradients="zero")
 
@@ -94,15 +95,15 @@ def _output_tangent(values, tangents, iterations, epsilon):
 
 
 def _in_blocks(operands, predictions):
-    """Returns inputs, weights, logits and their tangents with an axis of blocks first.
+    """Splits inputs, weights, logits and their tangents into blocks of input capsules.
 
-    Input capsules of zeros complete the last block. They predict zeros, which add
-    nothing to any sum.
+    The blocks are the first axis of the results. Zero capsules fill up the last block.
+    They predict zeros, which add nothing to any sum.
     """
     in_caps = sizes(operands[1])[0]
     most = tf.minimum(_BLOCK // tf.maximum(predictions, 1), in_caps)
     size = tf.maximum(most, 1)
-    count = tf.maximum(-(-in_caps // size), 1)  # TensorFlow stacks no empty lists
+    count = tf.maximum(-(-in_caps // size), 1)  # TensorFlow cannot stack empty lists.
 
     def divided(tensor):
         rest = [count * size - in_caps, *[0] * (tensor.shape.rank - 1)]
@@ -116,24 +117,25 @@ def _in_blocks(operands, predictions):
 
 
 def _pass(compute, blocks, shared, arrays, sums):
-    """Calls a function on each block, and adds up its results or stacks them.
+    """Calls a function on each block, and stacks some of its results and sums others.
 
-    The gradient of a pass is another pass, so that a derivative of any order computes
-    the predictions of a block again and stores no more than those.
+    The gradient of a pass is another pass. So derivatives of any order compute the
+    predictions block by block, and never store more than those of one block.
 
     Args:
-      compute: a function of one block of each operand and of the shared operands, in
-        this order, that returns the block's results and what it adds to the sums.
-      blocks: operands with an axis of blocks first.
+      compute: a function of one block of each operand in `blocks`, followed by the
+        operands in `shared`. It returns the results to stack, followed by those to sum.
+      blocks: operands whose first axis is the block.
       shared: operands that are the same for all blocks.
-      arrays: the number of results to stack, which have the shapes of the first blocks.
-      sums: the number of results to add up, which have the shapes of the first shared
-        operands.
+      arrays: the number of results to stack. They have the shapes of the first `arrays`
+        operands of `blocks`.
+      sums: the number of results to sum. They have the shapes of the first `sums`
+        operands of `shared`.
     """
 
     @tf.custom_gradient
     def run(*operands):
-        # In a gradient's graph, its own tensors for those of the function before it.
+        # In the graph of a gradient, these copies replace tensors of the outer graph.
         operands = [tf.identity(each) for each in operands]
         blocks_of, rest = operands[: len(blocks)], operands[len(blocks) :]
         count = tf.shape(blocks_of[0])[0]
@@ -174,10 +176,10 @@ def _pass(compute, blocks, shared, arrays, sums):
 
 
 def _block_sums(x, w, b, dx, dw, db, total, dtotal):
-    """Returns what one block adds to the sums of a pass, and its tangent.
+    """Returns a block's contribution to the sums of a pass, and its tangent.
 
-    The letters i, b and j are the axes of input capsules, samples and output capsules,
-    d and k those of the output's and the input's dimensions.
+    The axes are: i input capsules, b samples, j output capsules, d dimensions of an
+    output capsule, k dimensions of an input capsule.
     """
     u = tf.einsum("ijdk,ibk->ibjd", w, x)
     du = tf.einsum("ijdk,ibk->ibjd", dw, x) + tf.einsum("ijdk,ibk->ibjd", w, dx)

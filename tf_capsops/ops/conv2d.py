@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""`tf.nn.conv2d` for every size and type, which portable definitions are made of."""
+"""Convolutions for every size and type, from which portable definitions are built."""
 
 import itertools
 
@@ -13,10 +13,10 @@ IMAGE = ("height", "width")
 
 
 def conv2d(images, filters, strides, padding, dilations):
-    """Convolves by `tf.nn.conv2d`, or by its definition where TensorFlow has no kernel.
+    """Convolves by `tf.nn.conv2d`, or by a matrix product if TensorFlow has no kernel.
 
-    TensorFlow refuses filters without elements and, on a CPU, gradients of dilated
-    convolutions, but for what oneDNN does.
+    TensorFlow rejects filters without elements. On a CPU it also lacks the gradients of
+    dilated convolutions, except for those that oneDNN computes.
 
     Args:
       images: `[batch, height, width, channels]`.
@@ -33,19 +33,19 @@ def conv2d(images, filters, strides, padding, dilations):
     outputs = tf.nn.conv2d(padded, filters, strides, mode, dilations=dilations)
     if None in kernel or None not in images.shape[:3].as_list():
         return outputs
-    # On a CPU, TensorFlow 2.21 gives an empty batch the size of the images.
+    # On a CPU, TensorFlow 2.21 gives an empty batch the height and width of the input.
     batch, *size, _ = dimensions(images)
     size = [out for out, _ in steps_of_axes(size, kernel, strides, padding, dilations)]
     return tf.reshape(outputs, [batch, *size, dimensions(filters)[3]])
 
 
 def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1)):
-    """Returns images and the padding to convolve them with.
+    """Returns images and padding for a convolution that TFLite computes correctly.
 
-    Both are unchanged, except in portable graphs where TFLite would be wrong: its CPU
-    delegate, XNNPACK, returns zeros under "SAME" if the windows of an axis leave out
-    its last pixels (seen with TensorFlow 2.21). Such images are padded here, and their
-    padding becomes "VALID".
+    Both are usually unchanged. But with "SAME", TFLite's CPU delegate XNNPACK returns
+    zeros if the last window of an axis ends before its last pixel (seen with TensorFlow
+    2.21). In portable graphs, such images are padded here, and the returned padding is
+    "VALID".
 
     Args:
       images: `[batch, height, width, channels]`; only the rank must be known.
@@ -60,19 +60,19 @@ def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1)):
         return images, padding
     shape, added = dimensions(images), [[0, 0] for _ in images.shape]
     for axis, (size, window, stride, dilation) in enumerate(axes, 1):
-        # Windows of one pixel read none outside, also where the size is unknown.
+        # Windows of one pixel never read outside of the image, whatever its size.
         if window > 1:
             _, missing = windows_of_axis(size, window, stride, dilation, padding)
             added[axis] = [missing // 2, missing - missing // 2]
             shape[axis] += missing
     if any(tf.is_tensor(each) or each for each in itertools.chain(*added)):
-        # By the shape, converters know how many channels there are.
+        # The reshape tells converters the number of channels.
         images = tf.reshape(tf.pad(images, added), shape)
     return images, "VALID"
 
 
 def _may_leave_out_pixels(size, window, stride, dilation):
-    """Whether the last window under "SAME" may end before the last pixel of an axis."""
+    """Whether, with "SAME", the last window may end before an axis does."""
     span = (window - 1) * dilation + 1
     if tf.is_tensor(size):
         return stride > span
@@ -80,7 +80,7 @@ def _may_leave_out_pixels(size, window, stride, dilation):
 
 
 def conv_transpose(images, filters, strides, padding):
-    """The transposed convolution of images or volumes. Empty tensors are allowed.
+    """Returns the transposed convolution of images or volumes, which may be empty.
 
     Args:
       images: `[batch, spatial..., channels]`, of two or three spatial axes.
@@ -101,9 +101,9 @@ def conv_transpose(images, filters, strides, padding):
 
 
 def transposed_sizes(image, kernel, strides, padding):
-    """Returns the sizes of what a transposed convolution makes of an image.
+    """Returns the output size of a transposed convolution along each axis.
 
-    Sizes are ints, or scalar tensors and then so are the results.
+    A size that is a scalar tensor gives a scalar tensor; ints give ints.
     """
     return [
         size * stride + (largest(window - stride, 0) if padding == "VALID" else 0)
@@ -112,7 +112,7 @@ def transposed_sizes(image, kernel, strides, padding):
 
 
 def product_of_patches(images, filters, strides, padding, dilations):
-    """Convolves by one product of matrices, of what each output pixel reads."""
+    """Convolves by one matrix product, with a row for each output pixel."""
     *kernel, channels, out_channels = dimensions(filters)
     gathered = patches(images, kernel, strides, padding, dilations)
     rows = kernel[0] * kernel[1] * channels
@@ -143,11 +143,11 @@ def patches(images, kernel, strides, padding, dilations):
 
 
 def steps_of_axes(image, kernel, strides, padding, dilations):
-    """Returns `(output size, steps)` of each axis; a step is a row of the kernel.
+    """Returns `(output size, steps)` for each axis, with a step for each kernel row.
 
-    A step holds the first output whose pixel is inside the image, the number of
-    outputs, and the first one's pixel. Sizes of the image are ints, or scalar tensors
-    and then so are the results.
+    A step holds the first output that reads inside the image with this row, the number
+    of such outputs, and the pixel that the first one reads. A size that is a scalar
+    tensor gives scalar tensors; ints give ints.
     """
     return [
         _steps(*of_axis, padding)
@@ -156,9 +156,9 @@ def steps_of_axes(image, kernel, strides, padding, dilations):
 
 
 def windows_of_axis(size, kernel, stride, dilation, padding):
-    """Returns how many windows an axis has, and how much "SAME" pads it with.
+    """Returns the number of windows along an axis, and the pixels that "SAME" adds.
 
-    Arguments and results are ints, or scalar tensors where a size is one.
+    A size that is a scalar tensor gives scalar tensors; ints give ints.
     """
     span = (kernel - 1) * dilation + 1
     if padding == "VALID":
@@ -179,7 +179,7 @@ def _steps(size, kernel, stride, dilation, padding):
 
 
 def span_of(first, count, stride):
-    """Returns a slice of `count` pixels; without any, the first may not exist."""
+    """Returns a slice of `count` pixels; if there are none, `first` may be negative."""
     begin = largest(first, 0)
     return slice(begin, largest(begin + (count - 1) * stride + 1, 0), stride)
 
@@ -193,7 +193,7 @@ def _least(a, b):
 
 
 def require_window(rule, operand, weights, image, padding, dilations, axes=IMAGE):
-    """Checks that a kernel has pixels, and under "VALID" lies inside the image.
+    """Checks that a kernel is not empty and, with "VALID", fits into the image.
 
     Args:
       rule: A `ShapeRule`.
@@ -201,11 +201,11 @@ def require_window(rule, operand, weights, image, padding, dilations, axes=IMAGE
       weights: A tensor whose first axes are the kernel's, one for each of `axes`.
       image: The sizes of the image along these axes, a `tf.TensorShape`.
       padding, dilations: As `window_attributes` returns them.
-      axes: What the axes are called.
+      axes: The names of these axes.
 
     Raises:
-      tf.errors.InvalidArgumentError: It does not (a `ValueError` while a graph is
-        built).
+      tf.errors.InvalidArgumentError: The kernel is empty or does not fit (a
+        `ValueError` while a graph is built).
     """
     kernels = weights.shape[: len(axes)].as_list()
     windows = zip(axes, kernels, image.as_list(), dilations, strict=True)

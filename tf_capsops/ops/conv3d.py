@@ -1,13 +1,14 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The ordinary convolution of volumes, several windows at once, by `CapsuleConv`.
+"""The ordinary convolution of volumes, which computes several windows at once.
 
-`capsule_conv3d` makes channels of the slices that a window reads along the depth: with
-a kernel of five slices it copies the volume five times. Here a pixel's channels are the
-slices that `together` neighboring windows read, and its columns are the results of all
-these windows. Of four windows and five slices that is eight slices: two copies of the
-volume. The weights of a window are zero for the slices that it does not read, so there
-are more products, but tensor cores multiply tiles of 128 and 256 columns anyway.
+`capsule_conv3d` copies the slices that a window reads along the depth to channels: with
+a kernel of five slices, it copies the volume five times. Here, the channels of a pixel
+are the slices that `together` neighboring windows read, and its outputs are the results
+of all these windows. Four windows with a kernel of five slices read eight slices, which
+is two copies of the volume. The weights of a window are zero for the slices that it
+does not read. This adds products, but tensor cores multiply tiles of 128 and 256
+columns anyway.
 """
 
 import tensorflow as tf
@@ -18,22 +19,23 @@ from tf_capsops.ops.conv2d import span_of
 from tf_capsops.shapes import dimensions
 
 _CHOICES = 1, 2, 4, 8
-# The time of a tile of 128 columns, in tiles of 256: it loads as many rows for half the
-# products. An estimate, from what level 2 delivers.
+# The time of a tile of 128 columns, relative to a tile of 256: it computes half the
+# products but loads as many rows. An estimate from the bandwidth of the L2 cache.
 _NARROW = 0.7
 
 
 def conv3d(volumes, filters, padding="VALID", dilations=(1, 1, 1), together=None):
-    """Convolves volumes without strides.
+    """Convolves volumes with a stride of 1, by `capsule_conv2d`.
 
     Args:
       volumes: `[batch, depth, height, width, channels]`.
       filters: `[kernel_depth, kernel_height, kernel_width, channels, out_channels]`,
         all known.
       padding: "VALID" or "SAME".
-      dilations: three, along depth, height and width.
-      together: how many neighboring windows are one pixel; None for the fewest steps of
-        the tensor cores. Windows are neighbors if they are `dilations[0]` slices apart.
+      dilations: three ints, along depth, height and width.
+      together: the number of neighboring windows to compute as one pixel; None for the
+        number with the fewest steps of the tensor cores. Neighboring windows are
+        `dilations[0]` slices apart.
 
     Returns:
       `[batch, out_depth, out_height, out_width, out_channels]`.
@@ -43,7 +45,7 @@ def conv3d(volumes, filters, padding="VALID", dilations=(1, 1, 1), together=None
     apart, *across = dilations
     batch = dimensions(volumes)[0]
     volumes, depth = padded_depth(volumes, taps, 1, apart, padding)
-    # Windows z, z + apart, z + 2 * apart ... are in one of `apart` phases.
+    # The windows z, z + apart, z + 2 * apart, ... form one of `apart` phases.
     groups = -(-depth // (together * apart))
     volumes = padded(volumes, 0, groups * together * apart - depth)
     height, width = dimensions(volumes)[2:4]
@@ -73,7 +75,7 @@ def conv3d(volumes, filters, padding="VALID", dilations=(1, 1, 1), together=None
 
 
 def _weights_of_all(filters, together):
-    """Returns the weights of neighboring windows.
+    """Returns the weights that compute `together` neighboring windows at once.
 
     They are `[height, width, slices * channels, together * out_channels]`, and zero for
     the slices that a window does not read.
@@ -88,11 +90,11 @@ def _weights_of_all(filters, together):
 
 
 def windows_together(taps, channels, columns):
-    """Returns how many windows together take the fewest steps in training.
+    """Returns how many windows to compute at once for the fewest steps in training.
 
     Args:
-      taps: the kernel's slices.
-      channels, columns: a voxel's numbers, read and written.
+      taps: the kernel's depth.
+      channels, columns: the numbers of channels of inputs and outputs.
     """
 
     def steps(together):
@@ -106,7 +108,7 @@ def windows_together(taps, channels, columns):
 
 
 def _padded_columns(count):
-    """Returns the columns of the tiles that cover `count`, in equal steps."""
+    """Returns the cost of tiles that cover `count` columns, in full-speed columns."""
     return _rounded(count, 256) if count > 128 else _NARROW * 256
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers rounded to integers of few bits and back, as TFLite rounds them."""
+"""Rounding of numbers to integers of few bits and back, as TFLite does it."""
 
 from typing import NamedTuple
 
@@ -19,16 +19,16 @@ class QuantizedRange(NamedTuple):
 
 
 def with_range(tensor, quantized_range):
-    """Says how a tensor was rounded, to layers that read this very tensor.
+    """Attaches to a tensor how it was rounded, for layers that read this very tensor.
 
-    Keras' masks are carried in this way, too.
+    Keras attaches masks to tensors in the same way.
     """
     tensor._capsops_quantized_range = quantized_range
     return tensor
 
 
 def range_of(tensor):
-    """The `QuantizedRange` of a tensor, or None where nothing is known of it."""
+    """Returns the `QuantizedRange` attached to a tensor, or None if there is none."""
     return getattr(tensor, "_capsops_quantized_range", None)
 
 
@@ -40,7 +40,7 @@ def scale_and_zero_point(lo, hi, bits=8):
     and 13 of Jacob et al. (2018).
 
     Args:
-      lo, hi: the range, float32 scalars. One that does not hold 0 is extended to it.
+      lo, hi: the range, float32 scalars. It is extended to 0 if it does not contain 0.
       bits: bits of an integer, 2 to 8.
 
     Returns:
@@ -60,8 +60,8 @@ def scale_and_zero_point(lo, hi, bits=8):
 def fake_quant(inputs, lo, hi, bits=8):
     """Rounds numbers to the integers of `scale_and_zero_point` and back.
 
-    The gradient is straight-through: numbers in the range pass it on, and those below
-    and above it give theirs to `lo` and `hi`.
+    The gradient is straight-through: for numbers in the range, it goes to the inputs;
+    for numbers below or above, it goes to `lo` or `hi`.
 
     Args:
       inputs: floating-point tensor; it is rounded in float32.
@@ -83,8 +83,9 @@ def fake_quant(inputs, lo, hi, bits=8):
 
 
 def _rounded(numbers, lo, hi, bits):
-    # Compiled by XLA, TensorFlow's op divides by the width of the range. In the widest
-    # one, numbers below 2^118 are rounded to zero; a choice for each would take longer.
+    # Compiled by XLA, TensorFlow's op divides by the width of the range, which must not
+    # be 0. The widest range replaces an empty one: it rounds numbers below 2^118 to
+    # zero, and is faster than a `tf.where` over all numbers.
     hi = tf.where(hi > lo, hi, hi.dtype.max)
     return tf.quantization.fake_quant_with_min_max_vars(numbers, lo, hi, bits)
 
@@ -95,7 +96,7 @@ def _clipped(numbers, lo, hi, bits):
 
 
 def _plain(numbers, lo, hi, bits):
-    """The same for converters, which take TensorFlow's op with 8 bits only."""
+    """Computes `fake_quant` for converters, which take TensorFlow's at 8 bits only."""
     scale, _ = scale_and_zero_point(lo, hi, bits)
     smallest, _ = _ends(lo, hi, bits)
     clipped = _clipped(numbers, lo, hi, bits)
@@ -104,13 +105,13 @@ def _plain(numbers, lo, hi, bits):
 
 
 def _ends(lo, hi, bits):
-    """The smallest and the largest number that integers stand for."""
+    """Returns the smallest and the largest number that the integers stand for."""
     scale, zero_point = scale_and_zero_point(lo, hi, bits)
     return -zero_point * scale, (2**bits - 1 - zero_point) * scale
 
 
 def _passing(tensor, value):
-    """A value whose gradient is that of a tensor."""
+    """Returns `value` with the gradient of `tensor`."""
     return tf.stop_gradient(value) + (tensor - tf.stop_gradient(tensor))
 
 

@@ -30,25 +30,28 @@ def high_order_conv2d(
 ):
     """Convolves images with a different filter at every pixel.
 
-    Computes, with a kernel of `KH` by `KW` and dilations `dh`, `dw`:
+    With a kernel of `KH` by `KW` and dilations `dh`, `dw`, it computes:
 
         output[n, y, x, c] = sum over kh, kw of
             inputs[n, y + (kh - KH // 2) * dh, x + (kw - KW // 2) * dw, c] *
                 filters[n, y, x, (g * KH + kh) * KW + kw]
 
     Here `g = c // (channels / groups)`: the channels of a group share their filters.
-    This is the second step of high-order convolution, whose first step, a convolution,
-    generates the filters; with groups it is the step of an involution that applies its
-    kernels. The image is padded with zeros. Filter entries for pixels outside have no
-    effect, even if they are not finite. Differentiable any number of times in both
-    arguments. Half types accumulate in float32.
+
+    This is the second step of high-order convolution; the first is an ordinary
+    convolution that generates the filters. With groups, it is the step of an involution
+    that applies its kernels. The image is padded with zeros. Filter entries for pixels
+    outside of the image have no effect, even if they are not finite. The op is
+    differentiable any number of times in both arguments. Half types accumulate in
+    float32.
 
     Args:
       inputs: Images, `[batch, height, width, channels]`, of type float32, float64,
         float16 or bfloat16.
       filters: `[batch, height, width, groups * KH * KW]`, of the same type.
       kernel_size: `KH` and `KW`: an odd positive integer, or two, down and across.
-      groups: How many filters a pixel has, a positive integer that divides `channels`.
+      groups: The number of filters at each pixel, a positive integer that divides
+        `channels`.
       dilations: Pixels from one row of the kernel to the next, and from one column to
         the next: a positive integer, or two.
       data_format: "NHWC", or "NCHW", where the last axis of every tensor comes second.
@@ -100,8 +103,9 @@ def high_order_conv2d(
 def plain(inputs, filters, kernel_size, groups, dilations, data_format):
     """The definition of `high_order_conv2d` in TensorFlow's own ops.
 
-    Takes the steps of the paper: pads, slices, multiplies by filters, and sums. Filter
-    entries for pixels outside are multiplied by zero.
+    It follows the steps of the paper: pad, slice, multiply by filters, and sum. Taps
+    that no pixel can read are left out; other filter entries for pixels outside of the
+    image are multiplied by zero.
     """
     inputs, filters = _bound(inputs, filters, kernel_size, groups, data_format)
     first, axis = (2, 1) if data_format == "NCHW" else (1, 3)
@@ -133,10 +137,10 @@ def plain(inputs, filters, kernel_size, groups, dilations, data_format):
 
 
 def offsets(size, kernel, dilation):
-    """Returns (number, displacement) of the taps that reach an image of a size.
+    """Returns (number, displacement) of the taps that can read inside an image.
 
-    The center is among them even without any pixel, so that gradients exist. Of a size
-    that is unknown, a tensor, all do.
+    The center is always among them, even if the image is empty, so that gradients
+    exist. If the size is unknown (a tensor), all taps are returned.
     """
     far = center = kernel // 2
     if not tf.is_tensor(size):
@@ -145,7 +149,7 @@ def offsets(size, kernel, dilation):
 
 
 def _bound(inputs, filters, kernel_size, groups, data_format):
-    """Returns the operands, of ranks that are known, if they fit each other."""
+    """Checks that operands fit each other, and returns them with known ranks."""
 
     def axes(last):
         image = ("batch", "height", "width", last)
@@ -178,8 +182,8 @@ def _high_order_conv_grad(op, grad):
 def _high_order_conv_grad_grad(op, inputs_like, filters_like):
     """Differentiates <grad, conv(inputs_like, filters) + conv(inputs, filters_like)>.
 
-    This is the product of the incoming gradients with the op's two results, since the
-    convolution is linear in inputs and in filters.
+    Because the convolution is linear in inputs and in filters, this is the inner
+    product of the incoming gradients and the op's two results.
     """
     grad, inputs, filters = op.inputs
     attributes = _attributes(op)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolution with weights that are zero or powers of two."""
+"""Convolution with weights that are zero or signed powers of two."""
 
 import tensorflow as tf
 
@@ -28,20 +28,24 @@ def inq_conv2d(
     dilations=1,
     name=None,
 ):
-    """Convolves an image with weights that are zero or powers of two.
+    """Convolves an image with weights that are zero or signed powers of two.
 
-    Computes, with strides `sh`, `sw` and dilations `dh`, `dw`:
+    With strides `sh`, `sw` and dilations `dh`, `dw`, it computes:
 
         output[n, y, x, o] = sum over kh, kw, c of
             inputs[n, y * sh + kh * dh, x * sw + kw * dw, c] * weight[kh, kw, c, o]
 
-    This is `tf.nn.conv2d`, with its rules for sizes and padding, and with weights given
-    as codes of one byte. Code 0 is zero; code `1 + 2 * k` is `2 ** (top_exponent - k)`
-    and code `2 + 2 * k` is `-2 ** (top_exponent - k)`, for `k` from 0 to
-    `2 ** (bits - 2) - 1`: the code book of Zhou et al., "Incremental Network
-    Quantization" (2017). Float32 results are as accurate as those of `tf.nn.conv2d`
-    with the decoded weights. Differentiable any number of times in `inputs`. Half types
-    accumulate in float32.
+    This is `tf.nn.conv2d`, with the same rules for sizes and padding, but the weights
+    are given as codes of one byte. For `k` from 0 to `2 ** (bits - 2) - 1`:
+
+    * code 0 is zero;
+    * code `1 + 2 * k` is `2 ** (top_exponent - k)`;
+    * code `2 + 2 * k` is `-2 ** (top_exponent - k)`.
+
+    This is the code book of Zhou et al., "Incremental Network Quantization" (2017).
+    Float32 results are as accurate as those of `tf.nn.conv2d` with the decoded weights.
+    The op is differentiable any number of times in `inputs`. Half types accumulate in
+    float32.
 
     Args:
       inputs: Images, `[batch, in_height, in_width, in_channels]`, of type float32,
@@ -61,8 +65,8 @@ def inq_conv2d(
       name: Name of the operation in a graph.
 
     Returns:
-      Images, `[batch, out_height, out_width, out_channels]`. Zeros where `in_channels`
-      is 0.
+      Images, `[batch, out_height, out_width, out_channels]`. They are zero if
+      `in_channels` is 0.
 
     Raises:
       ValueError: `bits`, `strides`, `padding` or `dilations` is not as above, or
@@ -117,15 +121,15 @@ def plain(
 
 
 def decoded(codes, top_exponent, bits, dtype):
-    """Returns the weights that codes stand for, a tensor.
+    """Returns the weights that codes stand for, as a tensor.
 
-    They are exact, but for powers of two outside of the normal range of `dtype`, which
-    may become infinite or zero. A code past the book is an InvalidArgumentError on a
-    CPU, and zero on a GPU.
+    They are exact, except that powers of two outside of the normal range of `dtype` may
+    become infinite or zero. A code past the end of the book raises an
+    InvalidArgumentError on a CPU, and is zero on a GPU.
 
     Args:
       codes: As for `inq_conv2d`.
-      top_exponent: A scalar of any type of integers.
+      top_exponent: A scalar of any integer type.
       bits: As for `inq_conv2d`.
       dtype: A floating-point type.
     """
@@ -137,20 +141,20 @@ def decoded(codes, top_exponent, bits, dtype):
 
 
 def powers_of_two(exponents, dtype):
-    """Returns 2 to the power of integers, exactly, or infinity or zero."""
+    """Returns exact powers of two; infinity or zero outside of the range of `dtype`."""
     if dtype != tf.float64 and not _portable.is_on():
-        # Few ops, because each takes as long as a small layer's decoding. Rounding to
-        # `dtype` removes an error in the last bits of `tf.pow`.
+        # Few ops, because each takes as long as decoding a small layer. Rounding to
+        # `dtype` removes any error in the last bits of `tf.pow`.
         exponents = tf.cast(exponents, tf.float64)
         return tf.cast(tf.pow(tf.constant(2.0, tf.float64), exponents), dtype)
-    # A float64 with no bits but those of its biased exponent is a power of two, with 0
-    # for zero and 2047 for infinity.
+    # A float64 whose only set bits are in its biased exponent is a power of two; biased
+    # exponent 0 gives zero, and 2047 gives infinity.
     biased = tf.clip_by_value(tf.cast(exponents, tf.int64) + 1023, 0, 2047)
     return tf.cast(tf.bitcast(biased * 2**52, tf.float64), dtype)
 
 
-# The convolution is linear in input, and codes have no derivative. So the two ops are
-# each other's gradient.
+# The convolution is linear in its input, and codes have no derivative. So each of the
+# two ops is the gradient of the other.
 
 
 def _attributes(op):

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolution of 8-bit activations with weights that are zero or powers of two."""
+"""Convolution of 8-bit activations with zero or signed power-of-two weights."""
 
 import numbers
 
@@ -41,32 +41,33 @@ def inq_conv2d_int8(
     dilations=1,
     name=None,
 ):
-    """Convolves 8-bit activations with weights that are zero or powers of two.
+    """Convolves 8-bit activations with weights that are zero or signed powers of two.
 
-    This is `inq_conv2d` of `scale * (q - zero_point)`, where
+    This is `inq_conv2d` applied to `scale * (q - zero_point)`, where
 
         q = clip(round(inputs / scale) + zero_point, 0, 255)
 
     is the affine scheme of Jacob et al., "Quantization and Training of Neural Networks
     for Efficient Integer-Arithmetic-Only Inference" (2018), with ties to even. A CPU
-    multiplies and adds integers, so sums are exact; each is rounded to floating point
-    once and multiplied by a power of two and the scale. A GPU and `portable` sum the
-    same integers in floating point. Infinities become the largest and the smallest
-    number that q stands for, and NaN the smallest.
+    multiplies and adds integers, so the sums are exact. Each sum is rounded to floating
+    point once, and multiplied by a power of two and the scale. A GPU and portable
+    graphs sum the same integers in floating point. Positive and negative infinity
+    become the largest and the smallest number that q can stand for, and NaN becomes the
+    smallest.
 
-    For inference: a gradient is a `LookupError` that names the op.
+    The op is for inference: asking for a gradient raises a `LookupError` that names it.
 
     Args:
       inputs: Images, `[batch, in_height, in_width, in_channels]`, of type float32,
         float64, float16 or bfloat16.
       codes: Codes of the weights, `[kernel_height, kernel_width, in_channels,
         out_channels]`, uint8, as for `inq_conv2d`.
-      top_exponent: Exponent of the largest weights of the code book, a scalar, or of
-        each output channel's book, `[out_channels]`; int32.
-      scale: Distance of neighboring activations, a positive scalar, float32.
-      zero_point: The q of an activation of 0, a scalar from 0 to 255, int32.
-      bits: Bits of a code in storage, from 2 to 5. With more, weights differ too much
-        in size for sums in 32 bits.
+      top_exponent: Exponent of the largest weights of the code book, an int32 scalar;
+        or `[out_channels]`, if each output channel has its own book.
+      scale: Distance of neighboring activations, a positive float32 scalar.
+      zero_point: The q of an activation of 0, an int32 scalar from 0 to 255.
+      bits: Bits of a code in storage, from 2 to 5. With more bits, weights differ too
+        much in size for sums in 32 bits.
       strides, padding, dilations, name: As for `inq_conv2d`.
 
     Returns:
@@ -117,7 +118,7 @@ def inq_conv2d_int8(
 
 
 def most_terms(bits):
-    """The most weights of an output channel, whose sum cannot exceed an int32."""
+    """Returns how many weights of an output channel cannot overflow an int32 sum."""
     return (2**31 - 1) // (255 * 2 ** (2 ** (bits - 2) - 1))
 
 
@@ -153,7 +154,7 @@ def plain(
     )
     zero = tf.cast(zero_point, inputs.dtype)
     steps = tf.round(inputs / tf.cast(scale, inputs.dtype))
-    steps = tf.where(steps > -zero, steps, -zero)  # also NaN
+    steps = tf.where(steps > -zero, steps, -zero)  # NaN also becomes -zero.
     steps = tf.minimum(steps, 255 - zero)
     weights = decoded(codes, levels - 1, bits, inputs.dtype)
     sums = convolve(steps, weights, strides, padding, dilations)

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights from their codes, for layers whose ops take numbers."""
+"""Decoding of weights from codes, for layers whose ops take numbers."""
 
 import math
 
@@ -13,26 +13,26 @@ tf.no_gradient("InqDecode")
 
 
 def inq_decode(codes, top_exponents, bits, dtype, axes=()):
-    """Returns the weights that codes stand for, a tensor.
+    """Returns the weights that codes stand for, as a tensor.
 
-    Weights that are normal numbers of `dtype` are exact, as long as n1 is at most 127
-    (1023 in float64); others may become infinite or zero.
+    If top exponents are at most 127 (1023 in float64), weights that are normal numbers
+    of `dtype` are exact. Other weights may become infinite or zero.
 
     Args:
-      codes: Codes as for `tf_capsops.inq_conv2d`, of any shape that is known, uint8.
-      top_exponents: n1, a scalar, or one for each element of `axes` in row-major order;
-        of any type of integers.
+      codes: Codes as for `tf_capsops.inq_conv2d`, uint8, of any known shape.
+      top_exponents: The exponent of the largest weights of the code book, a scalar of
+        any integer type; or one for each element of `axes`, in row-major order.
       bits: Bits of a code.
       dtype: A floating-point type.
-      axes: The neighboring axes of the codes, from first to last, to whose elements
-        exponents belong; () if there is one exponent.
+      axes: The axes of the codes that have a code book for each element: neighboring
+        axes, in ascending order; () for a single book.
 
     Raises:
-      tf.errors.InvalidArgumentError: A code is past the book. A GPU does not check for
-        this, and reads it as zero.
+      tf.errors.InvalidArgumentError: A code is past the end of the book. A GPU does not
+        check for this, and reads it as zero.
     """
     shape = codes.shape.as_list()
-    # A book may start above what float16 holds, and its weights may be below.
+    # The largest weight of a book may overflow float16 even if the weights in use fit.
     wide = tf.float32 if dtype == tf.float16 else dtype
     scales = tf.reshape(powers_of_two(top_exponents, wide), [-1])
     columns = 1

@@ -15,7 +15,7 @@ def at_least_float32(tensor):
 
 
 def require_axis(owner, vectors, axis=-1):
-    """Raises a ValueError if a tensor has no such axis, as far as its rank is known."""
+    """Raises a ValueError if a tensor of known rank does not have an axis."""
     rank = vectors.shape.rank
     if rank is not None and isinstance(axis, int) and not -rank <= axis < rank:
         raise ValueError(
@@ -27,8 +27,8 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
     """Shrinks vectors to a length below one and keeps their direction.
 
     `v = s |s|^2 / (1 + |s|^2) / sqrt(|s|^2 + epsilon)`: equation 1 of Sabour, Frosst
-    and Hinton, "Dynamic Routing Between Capsules" (2017). `epsilon` keeps the value
-    and the gradient finite at zero, where both are zero.
+    and Hinton, "Dynamic Routing Between Capsules" (2017). Without `epsilon`, value and
+    gradient would not be finite at zero; with it, both are zero there.
 
     Half precision (float16, bfloat16) is computed in float32 and rounded once. Vectors
     whose squared length overflows become unit vectors.
@@ -62,14 +62,14 @@ def squash(vectors, axis=-1, epsilon=1e-7, name=None):
         require_axis("squash", vectors, axis)
         vectors = at_least_float32(vectors)
         # Huge vectors are divided by `scale`, so that neither their squared length nor
-        # its powers in the gradient overflow; the others by 1, which is exact. The
-        # result does not depend on `scale`, so no gradient flows through it.
+        # its powers in the gradient overflow. For others `scale` is 1, which is exact.
+        # The result does not depend on `scale`, so no gradient flows through it.
         largest = tf.reduce_max(tf.abs(vectors), axis=axis, keepdims=True)
         scale = tf.stop_gradient(tf.maximum(largest * 2.0**-30, 1.0))
         vectors /= scale
         one = tf.square(1.0 / scale)
         squared = tf.reduce_sum(tf.square(vectors), axis=axis, keepdims=True)
-        # The derivative of a reciprocal root, its cube, would overflow for a small
-        # epsilon.
+        # This divides by the root, instead of multiplying by `rsqrt`: the derivative of
+        # `rsqrt` is proportional to its cube, which overflows for a small epsilon.
         factor = squared / ((one + squared) * tf.sqrt(squared + one * epsilon))
         return tf.cast(vectors * factor, dtype)

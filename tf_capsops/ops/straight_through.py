@@ -1,16 +1,16 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions with the gradient of other functions."""
+"""A function's values with another function's gradient."""
 
 import tensorflow as tf
 
 
 def with_gradient_of(function, values):
-    """Returns the function `values`, with the gradient of `function`.
+    """Returns a function with the values of `values` and the gradient of `function`.
 
     Args:
-      function: takes tensors and returns one.
-      values: takes the same tensors, and returns one of the same shape and type.
+      function: a function of tensors that returns one tensor.
+      values: a function of the same tensors, whose result has the same shape and type.
     """
 
     @tf.custom_gradient

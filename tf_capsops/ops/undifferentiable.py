@@ -6,11 +6,11 @@ import tensorflow as tf
 
 
 def register(gradient_op, op):
-    """Makes differentiating a gradient op an error that says so.
+    """Makes a second derivative of an op an error that says there is none.
 
     Args:
-      gradient_op: the name of the op, in C++, that computes the gradient of `op`.
-      op: the name of the op whose second derivative somebody asks for.
+      gradient_op: the name of the C++ op that computes the gradient of `op`.
+      op: the name of the op.
     """
     refuse(
         gradient_op,
@@ -21,14 +21,14 @@ def register(gradient_op, op):
 
 
 def refuse(op, why):
-    """Makes differentiating an op a `LookupError` with the text `why`.
+    """Makes differentiating an op raise a `LookupError` with the text `why`.
 
-    TensorFlow's own speaks of its gradient registry, and AutoGraph turns it into an
-    error of another type.
+    TensorFlow's own error is about its gradient registry, and AutoGraph changes its
+    type.
     """
 
     @tf.RegisterGradient(op)
     def refused(*_):
         error = LookupError(why)
-        error.ag_pass_through = True  # AutoGraph raises it as it is
+        error.ag_pass_through = True  # Tells AutoGraph not to change the error.
         raise error

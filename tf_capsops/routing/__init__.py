@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of routing, each a few lines over `tf_capsops.capsule_moments`."""
+"""Routing rules, each a few lines of code on top of `tf_capsops.capsule_moments`."""
 
 from tf_capsops.routing.dynamic import Dynamic
 from tf_capsops.routing.em import EM

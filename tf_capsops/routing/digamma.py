@@ -1,25 +1,25 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""The digamma function, also of operators that every converter has."""
+"""The digamma function, in portable graphs built from ops that converters support."""
 
 import tensorflow as tf
 
 from tf_capsops import _portable
 
-_STEPS = 8  # of the recurrence, so that the series is of 9 and more
-# B_2k / 2k of the Bernoulli numbers B, for the powers x^-2, x^-4, ...
+_STEPS = 8  # The recurrence shifts arguments of 1 or more to 9 or more.
+# The coefficients B_2k / 2k of x^-2, x^-4, ..., where B are the Bernoulli numbers.
 _SERIES = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
 
 
 def digamma(values):
-    """Returns the logarithmic derivative of the gamma function, at 1 and above.
+    """Returns the logarithmic derivative of the gamma function.
 
-    Under `tf_capsops.portable` by its recurrence and its asymptotic series (Abramowitz
-    and Stegun, 6.3.5 and 6.3.18): neither ONNX nor TFLite has an operator for it. The
-    error is below 1e-14 in float64, and that of rounding in float32.
+    ONNX and TFLite have no operator for it. Under `tf_capsops.portable` it is computed
+    by its recurrence and its asymptotic series (Abramowitz and Stegun, 6.3.5 and
+    6.3.18). The error is below 1e-14 in float64, and only rounding in float32.
 
     Args:
-      values: A tensor of float32 or float64, of numbers of at least 1.
+      values: A float32 or float64 tensor of numbers that are at least 1.
     """
     if not _portable.is_on():
         return tf.math.digamma(values)

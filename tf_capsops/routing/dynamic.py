@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Routing by agreement over windows."""
+"""Routing by agreement (dynamic routing), as a rule."""
 
 import keras
 import tensorflow as tf
@@ -16,15 +16,15 @@ from tf_capsops.shapes import dimensions
 class Dynamic(Rule):
     """Routing by agreement: Sabour, Frosst and Hinton (2017), procedure 1.
 
-    Each iteration computes the parents `v = squash(sum of share times vote)`, and adds
-    to a child's logits how well its votes agree with them. So the logits are the inner
-    products of the votes with the sum of the parents so far. Children whose activation
-    is 0 are ignored; other values have no effect. The parents' activations are their
-    lengths.
+    Each iteration computes the parents `v = squash(sum of share * vote)`, and adds the
+    inner product of vote and parent to each logit. The logits are therefore the inner
+    products of the votes with the sum of all parents so far. Children whose activation
+    is 0 are ignored; all others count equally. A parent's activation is the length of
+    its pose.
 
     Args:
       iterations: how often the parents are computed, at least 1.
-      epsilon: of `tf_capsops.squash`, which squashes a whole pose.
+      epsilon: as for `tf_capsops.squash`, which squashes a whole pose as one vector.
 
     Raises:
       ValueError: if an argument is not as above.

@@ -17,43 +17,43 @@ from tf_capsops.routing.poses import (
 from tf_capsops.routing.rule import Rule
 
 _LEAST_MASS = 1e-7
-_DECAY = 0.95  # of the distance of lambda from its last value, in an iteration
+_DECAY = 0.95  # Each iteration multiplies `final_lambda - lambda` by this factor.
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class EM(Rule):
     """EM routing: Hinton, Sabour and Frosst, "Matrix Capsules" (2018), procedure 1.
 
-    A parent is a Gaussian over votes, of mean `mu` (its pose) and of a variance for
-    each number of the pose. The M-step fits it to the votes by their shares; the
-    narrower it is, the more active is the parent:
+    A parent is a Gaussian over votes. Its mean `mu` is the parent's pose, and each
+    number of the pose has its own variance `sigma_h^2`. The M-step fits the Gaussian to
+    the votes, weighted by their shares. The narrower it is, the more active the parent:
 
         cost_h = (beta_u + ln sigma_h) mass
         lambda = final_lambda (1 - 0.95^(t + 1)) in iteration t = 0, 1, ...
         a      = sigmoid(lambda (beta_a - activation_scale * sum of cost_h))
 
-    The E-step divides each child by `a` and the likelihood of its votes. Variances are
-    kept away from zero by `epsilon`.
+    The E-step divides each child among the parents in proportion to `a` times the
+    likelihood of its vote.
 
-    `beta_a` and `beta_u` are learned, one pair a parent type.
+    `beta_a` and `beta_u` are learned, one pair for each parent type.
 
     Args:
       iterations: how often the Gaussians are fitted, at least 1.
-      normalize: what a child's shares add up to one over: "all" parents that see it, at
-        all positions, as the paper has it; or the "parents" of each position, the
-        shortcut of much public code, in which a child that nine windows see counts nine
-        times.
-      first_share: the shares of the first iteration: "uniform", one over the number of
-        parent types; or "normalize", equal ones that add up to one as `normalize` says.
-      final_lambda: the inverse temperature after many iterations.
-      epsilon: what is added to variances.
-      activation_scale: what masses are multiplied by in the costs. Public code has
-        other scales than the paper: 5000 beta_a in one, masses times 100 O / I of O
-        parents and I children in another.
-      gradient: "all", and gradients flow through every iteration, as in the paper; or
-        "last", and the Gaussians that the last of several iterations starts from are
-        constants. Training then takes less time, but the paper's network did not learn
-        images of 40 x 40 pixels (docs/notebook/results.md).
+      normalize: the parents over which a child's shares add up to one. "all": all that
+        see the child, at all positions, as in the paper. "parents": those of each
+        position by itself, a shortcut of much public code, with which a child that nine
+        windows see counts nine times.
+      first_share: the shares of the first iteration. "uniform": one over the number of
+        parent types. "normalize": equal shares that add up to one as `normalize` says.
+      final_lambda: the limit of the inverse temperature after many iterations.
+      epsilon: added to variances, to keep them away from zero.
+      activation_scale: factor of the sum of the costs. Public code scales other than
+        the paper does: one multiplies beta_a by 5000, another the masses by 100 O / I,
+        with O parents and I children.
+      gradient: "all": gradients flow through every iteration, as in the paper. "last":
+        each iteration takes the Gaussians of the one before as constants, so gradients
+        flow through the last iteration only. Training is then faster, but the paper's
+        network did not learn images of 40 x 40 pixels (docs/notebook/results.md).
 
     Raises:
       ValueError: if an argument is not as above.
@@ -129,7 +129,7 @@ class EM(Rule):
     def _fit(self, center, mass, first, second, iteration):
         """The M-step: returns means, variances, and the logits of activations."""
         means = center + first / of_poses(mass + _LEAST_MASS)
-        # About the center; a parent without any mass keeps it.
+        # The moments are about the center. A parent without any mass keeps its center.
         mass_or_one = of_poses(tf.where(mass > 0, mass, 1.0))
         shift = first / mass_or_one
         variances = tf.maximum(second / mass_or_one - tf.square(shift), 0.0)

@@ -12,25 +12,27 @@ from tf_capsops.routing.poses import with_flat_maps
 from tf_capsops.routing.rule import Rule, type_of_moments
 from tf_capsops.shapes import dimensions
 
-_EPSILON = 1e-5  # of the layer normalization
+_EPSILON = 1e-5  # Added to variances in the layer normalization.
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class InvertedAttention(Rule):
     """Inverted dot-product attention: Tsai, Srivastava, Goh and Salakhutdinov (2020).
 
-    Parents attend to children, but the attention is normalized over the parents, who
-    compete for each child. A parent's pose is the sum of the votes by their shares,
-    layer-normalized over the pose. Children whose activation is 0 are ignored; other
-    values have no effect. The parents' activations are ones, so a classifier must read
-    the poses.
+    Parents attend to children, but the attention is normalized over the parents, which
+    compete for each child. A parent's pose is the sum of votes weighted by their
+    shares, after layer normalization over the pose. Children whose activation is 0 are
+    ignored; all others count equally. The parents' activations are ones, so a
+    classifier must read the poses.
 
-    This is the paper's sequential schedule. Its concurrent one, which iterates over all
-    layers at once, is not offered.
+    This is the paper's sequential schedule. The concurrent schedule, which iterates
+    over all layers at once, is not implemented.
 
     Args:
-      iterations: how often the parents are computed, at least 1; equal shares at first.
-      dropout: the part of the numbers that are dropped before the normalization.
+      iterations: how often the parents are computed, at least 1. The first iteration
+        has equal shares.
+      dropout: the fraction of a pose's numbers that training drops before the
+        normalization, at least 0 and below 1.
 
     Raises:
       ValueError: if an argument is not as above.
@@ -59,7 +61,7 @@ class InvertedAttention(Rule):
             for name, initializer in (("scale", "ones"), ("offset", "zeros"))
         )
         if self.dropout:
-            # An attribute of the layer, which so keeps the state of its random numbers.
+            # As an attribute of the layer, the state of the random numbers is saved.
             layer.routing_dropout = keras.layers.Dropout(
                 self.dropout, dtype=type_of_moments(layer)
             )

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on poses, matrices `[..., P, R]`, that several rules share."""
+"""Arithmetic on poses, matrices `[..., P, R]`, that several routing rules share."""
 
 import math
 
@@ -18,9 +18,9 @@ _OF_PARENTS = ("bias", "linear", "precision", "center")
 def exponential_squash(vectors):
     """Shrinks vectors to a length below one: `(1 - exp(-|s|)) s / |s|`.
 
-    The squashing of Mazzia, Salvetti and Chiaberge, "Efficient-CapsNet" (2021), which
-    is steeper near zero than `tf_capsops.squash`: short vectors keep their length. Half
-    types are computed in float32 and rounded once.
+    This is the squashing of Mazzia, Salvetti and Chiaberge, "Efficient-CapsNet" (2021).
+    It is steeper near zero than `tf_capsops.squash`: short vectors almost keep their
+    length. Half types are computed in float32 and rounded once.
 
     Args:
       vectors: A floating-point tensor `[..., D]`.
@@ -34,17 +34,17 @@ def exponential_squash(vectors):
 
 
 def squashed_and_lengths(poses, axes):
-    """Returns what `exponential_squash` makes of poses, and its lengths.
+    """Returns poses squashed as by `exponential_squash`, and their new lengths.
 
     Args:
-      poses: A tensor of float32 or float64.
+      poses: A float32 or float64 tensor.
       axes: The last axes, which run over a pose.
     """
     norm = norms(poses, axes)
     if 0 in (poses.shape.dims or ()):
         return poses, norm  # TensorFlow's graph optimizer crashes on the product below.
     zero, one = norm == 0, tf.ones([], norm.dtype)
-    # 1 - exp(-norm) to full precision, and of ops that ONNX has, unlike expm1.
+    # `length` is 1 - exp(-norm) to full precision. ONNX has no expm1.
     tangent = tf.tanh(0.5 * norm)
     length = 2.0 * tangent / (1.0 + tangent)
     factor = tf.where(zero, one, length / tf.where(zero, one, norm))
@@ -54,39 +54,39 @@ def squashed_and_lengths(poses, axes):
 
 
 def norms(poses, axes=(-2, -1)):
-    """Returns the lengths of poses; the gradient of one that is zero is zero."""
+    """Returns the lengths of poses. The gradient of a zero pose is zero."""
     squared = tf.reduce_sum(tf.square(poses), axis=axes)
-    # The root's derivative is infinite at zero: keep zeros away from it.
-    # A graph would take a Python number that comes before a tensor for float32.
+    # The derivative of the root is infinite at zero, so zeros must not reach it. The
+    # one is a tensor, because a graph would take a Python number for a float32.
     zero, one = squared == 0, tf.ones([], squared.dtype)
     return tf.where(zero, 0 * one, tf.sqrt(tf.where(zero, one, squared)))
 
 
 def of_poses(values):
-    """Returns numbers of each capsule, `[...]`, so that they broadcast over poses."""
-    # Not by indexing: TFLite's strided slices have at most 5 axes.
+    """Adds two axes to `[...]`, so that a number per capsule broadcasts over poses."""
+    # Indexing with None is no option: TFLite's strided slices have at most 5 axes.
     return tf.expand_dims(tf.expand_dims(values, -1), -1)
 
 
 def sums(poses):
-    """Returns sums over each pose."""
+    """Returns the sum of each pose's numbers."""
     return tf.reduce_sum(poses, axis=(-2, -1))
 
 
 def with_flat_maps(moments):
-    """Returns moments whose maps are flat in portable graphs, and what undoes that.
+    """Flattens batch and map into one axis in portable graphs.
 
-    TFLite divides tensors of at most five axes, and adds up over axes of at most six.
-    So a portable graph has one axis for the batch and the map: masses are `[M, O]` and
-    poses `[M, O, P, R]`. Elsewhere nothing changes.
+    TFLite cannot divide tensors of more than five axes, nor sum over those of more than
+    six. In a portable graph, masses are therefore `[M, O]` and poses `[M, O, P, R]`,
+    where M runs over the batch and all positions. Elsewhere nothing changes.
 
     Args:
-      moments: As for `Rule.route`. The first call must not be given anything for each
-        parent.
+      moments: As for `Rule.route`. The first call must have no `bias`, `linear`,
+        `precision` or `center`, because its results set the shape of the map.
 
     Returns:
-      A function that takes and returns flat maps, where `moments` has others, and a
-      function that gives the axes back to capsules or poses of a flat map.
+      A version of `moments` that takes and returns flat maps, and a function that
+      restores the axes of capsules or poses of a flat map.
     """
     if not _portable.is_on():
         return moments, lambda parents: parents
@@ -108,16 +108,17 @@ def with_flat_maps(moments):
 
 
 def moments_about_mean(moments, prior_mass, **statistics):
-    """Returns means, mass, first and second of shares that need no means.
+    """Returns means, and mass, first and second moment about the means.
 
-    Rules whose logits are distances from a mean have none in their first iteration.
-    Second moments about zero would lose the variance to rounding where the mean is
-    large, so one pass finds the means, and another the moments about them.
+    This is for the first iteration of rules that measure distances from a mean, when
+    there is no mean yet. If the mean is large, second moments about zero would lose the
+    variance to rounding. So one pass finds the means, and a second pass the moments
+    about them.
 
     Args:
       moments: As for `Rule.route`.
       prior_mass: As for `means_and_scatter`.
-      **statistics: For `moments`.
+      **statistics: Other arguments of `moments`.
     """
     mass, first = moments(order=1, **statistics)
     means = first / of_poses(mass + prior_mass)
@@ -125,15 +126,15 @@ def moments_about_mean(moments, prior_mass, **statistics):
 
 
 def means_and_scatter(center, mass, first, second, prior_mass):
-    """Returns the means of votes, and sums of squared distances from them.
+    """Returns the means of votes, and the weighted sums of squared distances from them.
 
-    They do not depend on the center, but for rounding.
+    Apart from rounding, the results do not depend on the center.
 
     Args:
-      center: What the moments are about, near the means.
-      mass, first, second: Moments.
-      prior_mass: A positive number: what a vote of zero for each parent weighs, which
-        also keeps means finite where no child has any mass.
+      center: The point that the moments are about, near the means.
+      mass, first, second: The moments.
+      prior_mass: A positive number, the weight of one additional vote of zero for each
+        parent. It keeps means finite even if no child has any mass.
     """
     means = (of_poses(mass) * center + first) / of_poses(mass + prior_mass)
     shift = means - center

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""What every rule of routing is."""
+"""The base class of routing rules."""
 
 import copy
 import inspect
@@ -9,12 +9,16 @@ import keras
 
 
 class Rule:
-    """Says how parent capsules are made of the moments of their children's votes.
+    """Computes parent capsules from the moments of their children's votes.
 
-    The base of the rules here and of your own. A rule has `route`, and where it has
-    variables also `build`; `get_config` returns the arguments that made it, so that
-    Keras can save the layers that use it. A layer uses a copy of the rule that it is
-    given, so one rule may be given to several layers.
+    This is the base class of all rules, including your own. A rule defines:
+
+    * `route`, which computes the parents;
+    * `build`, if it has variables;
+    * `get_config`, if `__init__` has arguments. It returns them, so that Keras can save
+      layers that use the rule.
+
+    A layer copies the rule that it is given, so several layers may be given one rule.
 
     >>> @keras.saving.register_keras_serializable("my_rules")
     ... class Average(tf_capsops.routing.Rule):
@@ -26,37 +30,43 @@ class Rule:
     """
 
     def build(self, layer, weights_shape, output_shape):
-        """Makes the variables of the rule, by `layer.add_weight`.
+        """Adds the variables of the rule with `layer.add_weight`.
 
         Args:
           layer: The Keras layer that will call `route`.
-          weights_shape: `[KH, KW, C, O, Q, R]`, ints; of a line without KH, and of a
-            volume with KD before it. C is 1 in a layer that shares its weights, whose
-            children also share the rule's priors.
-          output_shape: Of the poses that `route` returns, `[N, H', W', O, P, R]`, or
-            those of a line or a volume; None is unknown.
+          weights_shape: `[KH, KW, C, O, Q, R]`, ints; without KH for a sequence, and
+            with KD before it for a volume. C is 1 in a layer that shares its weights:
+            its children also share the rule's priors.
+          output_shape: The shape of the poses that `route` returns,
+            `[N, H', W', O, P, R]`, or the shape for a sequence or a volume; None is
+            unknown.
         """
 
     def route(self, moments, training=False):
         """Returns the parents' poses and activations.
 
         Args:
-          moments: `tf_capsops.capsule_moments` of the layer's children and weights, to
-            be called with any of `bias`, `linear`, `precision`, `center`, `prior`,
-            `order` and `normalize`, and with `use_activations=False` to weight all
-            children equally; those with activation 0 are still left out. It casts what
-            it is given to the type of the moments.
+          moments: `tf_capsops.capsule_moments` applied to the layer's children and
+            weights. Call it with any of `bias`, `linear`, `precision`, `center`,
+            `prior`, `order` and `normalize`, which it casts to the type of the moments.
+            With `use_activations=False` all children weigh the same, except that those
+            with activation 0 are still left out.
           training: As for every Keras layer.
 
         Returns:
           Poses `[N, H', W', O, P, R]` and activations `[N, H', W', O]`, of the type of
-          the moments, which is float32 also where the capsules' is a half type. If a
-          rule returns anything else, the layer that calls it raises a `ValueError`.
+          the moments: float64 if the capsules are, and else float32. If a rule does not
+          return two tensors of these shapes, its layer raises a `ValueError`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define route")
 
     def get_config(self):
-        """Returns the arguments that made the rule; a rule without any need not."""
+        """Returns the arguments of `__init__`; a rule without any inherits this.
+
+        Raises:
+          NotImplementedError: `__init__` has arguments, and the rule does not override
+            this method.
+        """
         if arguments := _arguments_without_config(self):
             raise NotImplementedError(
                 f"{type(self).__name__} must define get_config to be saved, which "
@@ -70,7 +80,7 @@ class Rule:
 
 
 def _arguments_without_config(rule):
-    """Returns the names of the arguments of a rule that has only `Rule.get_config`."""
+    """Returns the names of a rule's arguments if it does not override `get_config`."""
     if getattr(type(rule), "get_config", None) is not Rule.get_config:
         return []
     several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -79,20 +89,20 @@ def _arguments_without_config(rule):
 
 
 def type_of_moments(layer):
-    """Returns the type in which a layer's rule computes: float32 for 16-bit types."""
+    """Returns the type in which a layer's rule computes: float64, or else float32."""
     return "float64" if layer.compute_dtype == "float64" else "float32"
 
 
 def copy_of(rule, owner):
-    """Returns a rule's copy, which has no variables yet.
+    """Returns a copy of a rule, without variables.
 
     Args:
-      rule: A `Rule` or another object with its methods, or what
-        `keras.saving.serialize_keras_object` makes of one.
+      rule: A `Rule`, another object with its methods, or the dict to which
+        `keras.saving.serialize_keras_object` serialized one.
       owner: The name to begin messages with.
 
     Raises:
-      ValueError: If it is neither.
+      ValueError: If `rule` is none of these.
     """
     if isinstance(rule, dict):
         return keras.saving.deserialize_keras_object(rule)

@@ -16,12 +16,12 @@ from tf_capsops.routing.rule import Rule
 class SelfAttention(Rule):
     """Self-attention routing: Mazzia, Salvetti and Chiaberge (2021), not iterative.
 
-    A child is divided among the parents by how well its votes agree with those of all
-    children: a softmax over the parents of `<vote, sum of votes> / sqrt(D)`. Learned
-    priors for each pair of child and parent, zeros at first, are added to the shares.
-    A parent's pose is the sum of the votes by both, through `exponential_squash`, and
-    its activation the length of that. Children whose activation is 0 are ignored; other
-    values have no effect.
+    A child's shares say how well its votes agree with the votes of all children: they
+    are the softmax over the parents of `<vote, sum of votes> / sqrt(D)`, for poses of D
+    numbers. A learned prior for each pair of child and parent, initially zero, is added
+    to the share. The votes weighted in this way add up to the parent's pose, which
+    `exponential_squash` shrinks; its length is the activation. Children whose
+    activation is 0 are ignored; all others count equally.
 
     >>> layer = tf_capsops.layers.DenseCaps(
     ...     10, pose_shape=(1, 16), routing=tf_capsops.routing.SelfAttention())

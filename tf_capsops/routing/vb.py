@@ -19,29 +19,30 @@ from tf_capsops.routing.poses import (
 )
 from tf_capsops.routing.rule import Rule, type_of_moments
 
-_PRIOR_MASS = 1.0  # of the mean, kappa_0
+_PRIOR_MASS = 1.0  # The weight of the mean's prior, kappa_0.
 
 
 @keras.saving.register_keras_serializable("tf_capsops")
 class VB(Rule):
     """Variational Bayes routing: Ribeiro, Leontidis and Kollias (2020).
 
-    EM routing's Gaussians with priors on their means, precisions (diagonal here) and
-    shares, so that a parent that few children vote for does not collapse onto them.
-    Each iteration computes the posteriors (equations 9 to 15 of the paper) from the
-    moments, and the shares from the posteriors. The priors are the paper's: one for
-    the shares and the mean's weight, zero mean, unit scale, `D + 1` degrees of freedom
-    for poses of D numbers.
+    The rule adds priors to the Gaussians of EM routing, on their means, precisions
+    (diagonal here) and shares, so that a parent with few votes does not collapse onto
+    them. Each iteration computes the posteriors from the moments (equations 9 to 15 of
+    the paper), and the shares from the posteriors. The priors are the paper's: 1 for
+    the shares and for the weight of the mean, zero mean, unit scale, and `D + 1`
+    degrees of freedom for poses of D numbers.
 
-    Poses are the posterior means, and activations the sigmoid of `beta_a - beta_u -
-    exp(E ln pi) H` with the entropy H of the parent; both through batch normalization
-    for each parent type, without affine. `beta_a` and `beta_u` are learned, one pair a
-    parent type.
+    Poses are the posterior means. Activations are the sigmoid of
+    `beta_a - beta_u - exp(E ln pi) H`, where H is the entropy of the parent. The poses
+    and the argument of the sigmoid go through batch normalization for each parent type,
+    without learned scale and offset. `beta_a` and `beta_u` are learned, one pair for
+    each parent type.
 
-    The priors expect votes of a variance of `1 / (D + 1)`. Weights that make larger
-    ones divide children sharply before anything is learned, and training is slow: give
-    the layer `kernel_initializer=keras.initializers.VarianceScaling(0.01)`, for votes a
-    tenth as large as poses, as `models.matrix_capsnet` does.
+    The priors expect votes with a variance of `1 / (D + 1)`. Weights that give larger
+    votes divide children sharply before anything is learned, and training is slow. So
+    give the layer `kernel_initializer=keras.initializers.VarianceScaling(0.01)`, for
+    votes a tenth as large as poses, as `models.matrix_capsnet` does.
 
     Args:
       iterations: how often the posteriors are computed, at least 1.
@@ -69,7 +70,7 @@ class VB(Rule):
         self._numbers = math.prod(output_shape[-2:])
         dtype, axis = type_of_moments(layer), len(output_shape) - 3
         plain = {"center": False, "scale": False, "momentum": 0.9, "epsilon": 1e-5}
-        # Attributes of the layer, which so keeps their moving statistics.
+        # As attributes of the layer, their moving statistics are saved with it.
         layer.pose_normalization, layer.activation_normalization = (
             keras.layers.BatchNormalization(axis, dtype=dtype, name=name, **plain)
             for name in ("pose_normalization", "activation_normalization")
@@ -100,11 +101,12 @@ class VB(Rule):
         return poses, tf.sigmoid(evidence)
 
     def _posterior(self, center, mass, first, second):
-        """Returns means, expected shares, entropies, and what the next shares need."""
+        """Returns means, expected shares, entropies, and statistics for `moments`."""
         numbers = self._numbers
         alpha, kappa = 1.0 + mass, _PRIOR_MASS + mass
         degrees = numbers + 1.0 + mass
-        # The scatter of the votes about the mean, and of the mean about its prior's.
+        # The scale has the scatter of the votes about the mean, and the square of the
+        # distance between the mean and the mean of its prior, 0.
         means, scatter = means_and_scatter(center, mass, first, second, _PRIOR_MASS)
         scale = 1.0 + scatter + tf.square(means)
 
@@ -131,14 +133,15 @@ def _normalized(layer, parents, restored, training):
     """Returns normalized parents, with all axes of their map.
 
     Args:
-      layer: a batch normalization, for all axes of the map.
-      parents: capsules or poses, of a map that is flat in portable graphs.
-      restored: a function that gives it its axes back.
+      layer: a batch normalization layer, built for all axes of the map.
+      parents: capsules or poses; their map is flat in portable graphs.
+      restored: the function of `with_flat_maps` that restores the axes.
       training: as for `Rule.route`.
     """
     if training or not _portable.is_on():
         return layer(restored(parents), training=training)
-    # Before the reshape: without XNNPACK, TFLite overwrites what has been reshaped.
+    # TFLite without XNNPACK would overwrite a reshaped tensor, so the normalization
+    # comes before the reshape.
     normalized = keras.ops.batch_normalization(
         parents,
         *(layer.moving_mean, layer.moving_variance),
