@@ -213,8 +213,8 @@ class HighOrderConv2D(Coded):
                     and shape[axis] != guide[axis]
                 ):
                     raise ValueError(
-                        "HighOrderConv2D: the guide must have the batch, height and "
-                        f"width of the input, got shapes {guide} and {shape}"
+                        f"{type(self).__name__}: the guide must have the batch, height "
+                        f"and width of the input, got shapes {guide} and {shape}"
                     )
         return shape
 
