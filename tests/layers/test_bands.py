@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tf_capsops import layers
 from tf_capsops.models import bands, segcaps, ucaps3d
 
 _RANDOM = np.random.default_rng(3)
@@ -91,6 +92,22 @@ def test_gradients_are_those_of_all_pixels_at_once(
     for found, right in zip(grads, expected, strict=True):
         scale = np.abs(right).max()
         np.testing.assert_allclose(found, right, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_empty_batches_have_gradients_of_zero(jit):
+    network = _network(layers.Conv2D(3, 1), layers.Conv2D(2, 1))
+
+    @tf.function(jit_compile=jit)
+    def gradients(images):
+        with tf.GradientTape() as tape:
+            tape.watch(images)
+            loss = tf.reduce_sum(tf.square(bands.train(network, images, 3)))
+        return tape.gradient(loss, [images, network.trainable_variables[0].value])
+
+    images, kernel = gradients(tf.zeros([0, 6, 5, 4]))
+    assert images.shape == (0, 6, 5, 4)
+    assert not np.any(kernel)
 
 
 def test_bands_are_computed_one_after_another(tmp_path):

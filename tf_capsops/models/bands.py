@@ -92,6 +92,7 @@ def _after(first, then):
     XLA would otherwise compute all bands at the same time, and keep them all. It does
     not know that the number added here is zero. `tf.recompute_grad` does the same.
     """
-    flag = tf.cast(tf.reshape(first, [-1])[0], tf.bool)
+    # The maximum of nothing is a number, too.
+    flag = tf.cast(tf.reduce_max(tf.reshape(first, [-1])[:1]), tf.bool)
     zero = tf.where(tf.equal(flag, flag), 0.0, float("nan"))
     return then + tf.cast(zero, then.dtype)
