@@ -282,7 +282,7 @@ class SegCaps(Segmenter):
         kept = tf.cast(one_hot * foreground(one_hot), capsules.dtype)
         kept = tf.repeat(kept, dim, axis=-1)
         features = tf.reshape(capsules, [*outer, classes * dim]) * kept
-        return self.draw(features, training)
+        return self._decoded(features, training)
 
     def get_config(self):
         return {

@@ -91,7 +91,7 @@ class Segmenter(MaskModel, keras.Model):
     def drawn(self, outputs, one_hot, training=None):
         """Returns the images `[B, ..., C]` that the decoder draws from outputs."""
 
-    def draw(self, features, training=None):
+    def _decoded(self, features, training=None):
         """Calls the decoder; in training, on large images, in bands of rows."""
         number = bands.count(self.decoder, features) if training else 1
         if number > 1:

@@ -293,7 +293,7 @@ class UCaps3D(Segmenter):
         return self.margin_weight * margin + self.reconstruction_weight * reconstruction
 
     def drawn(self, outputs, one_hot, training=None):
-        return self.draw(outputs["features"], training)
+        return self._decoded(outputs["features"], training)
 
     def get_config(self):
         return {

@@ -37,7 +37,6 @@ bool Serves(const GpuExec& exec, const Problem& p) {
 template <typename T>
 OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
-  constexpr bool kFloats = std::is_same_v<T, float>;
   const bool serves = Serves<T>(exec, p), rows = serves && ReadsRows(p);
   const bool volume = p.kernel_depth > 1, wide = Columns(p) > 64;
   rows_ = rows && (kFloats || p.transposed || !volume);
@@ -46,8 +45,8 @@ OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient
                       : wide && (p.transposed || volume)) &&
              ReadsWindows(p);
   by_image_ = serves && gradient && AddsImage(p);
-  by_weights_ = serves && gradient && (!kTransposes || !volume || p.types % 4 == 0) &&
-                SumsWeights(p, kTransposes);
+  by_weights_ = serves && gradient && (!kFloats || !volume || p.types % 4 == 0) &&
+                SumsWeights(p, kFloats);
 }
 
 template <typename T>
@@ -63,7 +62,7 @@ int64_t OwnProducts<T>::Sums(const Slab& slab) const {
 }
 template <typename T>
 WeightSums OwnProducts<T>::Sum(const Slab& slab) const {
-  return WeightSums(p_, slab, processors_, kTransposes);
+  return WeightSums(p_, slab, processors_, kFloats);
 }
 
 template <typename T>

@@ -42,7 +42,7 @@ class OwnProducts {
                             const float* sums, T* grad_weights) const;
 
  private:
-  static constexpr bool kTransposes = std::is_same_v<T, float>;
+  static constexpr bool kFloats = std::is_same_v<T, float>;
 
   WeightSums Sum(const Slab& slab) const;
 
