@@ -97,9 +97,6 @@ struct Blocks {
 
 // The pixels of the written image, along one axis, for which every tap reads a pixel
 // inside the image.
-struct Range {
-  int64_t begin, end;
-};
 template <bool kGradient>
 Range InsideOf(const AxisProblem& p) {
   const int64_t reach = (p.kernel - 1) * p.dilation;

@@ -156,18 +156,13 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// A range of lanes of the results, in whole vectors.
-struct LaneRange {
-  int64_t begin, end;
-};
-
 // Adds the contributions of `count` runs to the sums of all columns, for a range of
 // lanes, or sets the sums to them if `add` is false. `sums` begins with lane `first`.
 template <typename A, bool kGradient>
 void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
              const A* weights, bool finite, const Run* runs, int64_t count,
-             int64_t part_terms, const LaneRange& lanes, bool add, int64_t first,
-             A* sums, int64_t stride) {
+             int64_t part_terms, const Range& lanes, bool add, int64_t first, A* sums,
+             int64_t stride) {
   const int64_t plane_parts = CeilDivide(plan.planes, part_terms);
   const int64_t planes = CeilDivide(plan.planes, plane_parts);
   const int64_t run_parts = Min(CeilDivide(count * planes, part_terms), count);
@@ -207,7 +202,7 @@ void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
 template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, bool by_window, const Run* runs,
-              int64_t count, const LaneRange& lanes, A* sums) {
+              int64_t count, const Range& lanes, A* sums) {
   // A sum of many terms is divided into partial sums. Rounding errors grow with the
   // terms of a partial sum and with the number of partial sums, so both are kept near
   // the square root of all terms. Gradients with few terms per tap have shorter partial
@@ -301,8 +296,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
     for (int64_t g = 0; g < p.pose_depth; ++g) {
       const A* const weights = packed + g * plan.padded * plan.taps * plan.planes;
       for (int64_t piece = 0; piece < pieces; ++piece) {
-        const LaneRange lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
-                              PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
+        const Range lanes{PartBegin(vectors, piece, pieces) * kLanes<A>,
+                          PartBegin(vectors, piece + 1, pieces) * kLanes<A>};
         Multiply(plan, ring + g * strip.planes * strip.length, strip.length, weights,
                  finite, by_window, runs, count, lanes, sums);
         WriteLanes(p, plan.to, target, g, lanes.begin, lanes.end - lanes.begin, sums,

@@ -15,11 +15,6 @@
 
 namespace capsops::capsule_conv_routing {
 
-// A range of pixels of a slab.
-struct Range {
-  int64_t begin, end;
-};
-
 // Whether `route` and `route_backward` compute the votes themselves. They do for
 // windows of one pixel, if the weights fit in the L2 cache and a sum over in_dim is no
 // longer than a partial sum of a convolution. Static for the reason that round.h gives.

@@ -49,8 +49,8 @@ void MakeVotes(const Problem& p, const A* children, const A* weights, A* votes) 
                                         children + i * p.in_dim * kLanes<A>, weights,
                                         votes + i * columns * kLanes<A>);
   };
-  for (; i + 2 <= p.types; i += 2) make(capsule_routing::CAPSOPS_ISA::Count<2>{});
-  if (i < p.types) make(capsule_routing::CAPSOPS_ISA::Count<1>{});
+  for (; i + 2 <= p.types; i += 2) make(Constant<2>{});
+  if (i < p.types) make(Constant<1>{});
 }
 
 }  // namespace capsops::capsule_conv_routing::CAPSOPS_ISA

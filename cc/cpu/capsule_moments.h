@@ -74,10 +74,6 @@ struct Division {
   int64_t children_scratch;
 };
 
-struct Range {
-  int64_t begin, end;
-};
-
 template <typename T>
 struct CpuKernels {
   using S = Statistic<T>;

@@ -12,11 +12,6 @@ namespace capsops::capsule_moments::CAPSOPS_ISA {
 
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
-template <int kCount>
-struct Constant {
-  static constexpr int value = kCount;
-};
-
 // Calls `run` for tiles of M rows, as wide as the registers allow.
 template <int M, typename Run>
 CAPSOPS_INLINE void ForColumns(int64_t row, int64_t columns, const Run& run) {

@@ -31,12 +31,6 @@ struct Division {
   int64_t grad_scratch;  // bytes of scratch for `grad`
 };
 
-// A range of the tasks of `finish`, `advance`, `start_grad` and `step_grad`. Each task
-// has one output capsule of one group.
-struct Range {
-  int64_t begin, end;
-};
-
 template <typename T>
 struct CpuKernels {
   using A = Accumulator<T>;

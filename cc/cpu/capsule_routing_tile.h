@@ -34,17 +34,12 @@ struct Tiles {
   int64_t count, stride;
 };
 
-template <int kCount>
-struct Count {
-  static constexpr int value = kCount;
-};
-
-// Calls tile(Count<n>, d) for register tiles of dimensions [d, d + n) that cover [0,
+// Calls tile(Constant<n>, d) for register tiles of dimensions [d, d + n) that cover [0,
 // dims). n is kDims, and smaller for the remainder.
 template <int kSize = kDims, typename Tile>
 CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
   for (; d + kSize <= dims; d += kSize) {
-    tile(Count<kSize>{}, d);
+    tile(Constant<kSize>{}, d);
   }
   if constexpr (kSize > 1) ForDims<kSize / 2>(dims, tile, d);
 }

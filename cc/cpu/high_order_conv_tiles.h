@@ -186,10 +186,6 @@ void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad
 }
 
 // Calls run(number of channels as a constant, first channel) for all channels.
-template <int kChannels>
-struct Constant {
-  static constexpr int value = kChannels;
-};
 template <typename Run>
 void ForChannels(int64_t channels, const Run& run) {
   int64_t c = 0;

@@ -7,6 +7,15 @@
 
 #include "cc/launch/exec.h"
 
+namespace capsops {
+
+// Items begin to end - 1 of a list.
+struct Range {
+  int64_t begin, end;
+};
+
+}  // namespace capsops
+
 #define CAPSOPS_DECLARE_KERNELS_OF(isa) \
   namespace isa {                       \
   template <typename T>                 \

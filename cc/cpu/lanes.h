@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "cc/cpu/convert.h"
 #include "cc/cpu/simd.h"
@@ -18,13 +19,9 @@ template <typename A>
 using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
 
 template <int... kIndex>
-struct Indices {};
-template <int kCount, int... kIndex>
-struct IndicesTo : IndicesTo<kCount - 1, kCount - 1, kIndex...> {};
-template <int... kIndex>
-struct IndicesTo<0, kIndex...> {
-  using type = Indices<kIndex...>;
-};
+using Indices = std::integer_sequence<int, kIndex...>;
+template <typename A>
+constexpr std::make_integer_sequence<int, kLanes<A>> kEveryLane;
 
 // Shuffles two vectors: lane n of the result is lane from[n] of a followed by b.
 #if defined(__clang__)
@@ -68,11 +65,10 @@ CAPSOPS_INLINE Vector<A> SumAdjacent(const Vector<A> (&v)[kCount]) {
   if constexpr (kCount == 1) {
     return v[0];
   } else {
-    constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> half[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) {
-      half[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], lanes) +
-                Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+      half[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], kEveryLane<A>) +
+                Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], kEveryLane<A>);
     }
     return SumAdjacent<A>(half);
   }
@@ -82,11 +78,10 @@ CAPSOPS_INLINE Vector<A> SumAdjacent(const Vector<A> (&v)[kCount]) {
 template <typename A, int kCount, int kFrom = 1>
 CAPSOPS_INLINE void RepeatLanes(Vector<A> (&v)[kCount]) {
   if constexpr (kFrom < kCount) {
-    constexpr typename IndicesTo<kLanes<A>>::type lanes;
     for (int n = kFrom - 1; n >= 0; --n) {
       const Vector<A> a = v[n];
-      v[2 * n] = Interleave<A, 0>(a, a, lanes);
-      v[2 * n + 1] = Interleave<A, 1>(a, a, lanes);
+      v[2 * n] = Interleave<A, 0>(a, a, kEveryLane<A>);
+      v[2 * n + 1] = Interleave<A, 1>(a, a, kEveryLane<A>);
     }
     RepeatLanes<A, kCount, 2 * kFrom>(v);
   }
@@ -95,12 +90,11 @@ CAPSOPS_INLINE void RepeatLanes(Vector<A> (&v)[kCount]) {
 // Transposes a square of vectors: lane n of row m becomes lane m of row n.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE void Transpose(Vector<A> (&rows)[kLanes<A>]) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kLanes<A>; ++row) {
     if (row & kBit) continue;
     const Vector<A> a = rows[row], b = rows[row + kBit];
-    rows[row] = TransposeLow<A, kBit>(a, b, lanes);
-    rows[row + kBit] = TransposeHigh<A, kBit>(a, b, lanes);
+    rows[row] = TransposeLow<A, kBit>(a, b, kEveryLane<A>);
+    rows[row + kBit] = TransposeHigh<A, kBit>(a, b, kEveryLane<A>);
   }
   if constexpr (kBit > 1) Transpose<A, kBit / 2>(rows);
 }
@@ -112,11 +106,10 @@ CAPSOPS_INLINE void RowsToColumns(Vector<A> (&v)[kCount]) {
   if constexpr (kCount == kLanes<A>) {
     Transpose<A>(v);
   } else if constexpr (kCount > 1) {
-    constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> even[kCount / 2], odd[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) {
-      even[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], lanes);
-      odd[n] = Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], lanes);
+      even[n] = Deinterleave<A, 0>(v[2 * n], v[2 * n + 1], kEveryLane<A>);
+      odd[n] = Deinterleave<A, 1>(v[2 * n], v[2 * n + 1], kEveryLane<A>);
     }
     RowsToColumns<A>(even);
     RowsToColumns<A>(odd);
@@ -130,14 +123,13 @@ CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
   if constexpr (kCount == kLanes<A>) {
     Transpose<A>(v);
   } else if constexpr (kCount > 1) {
-    constexpr typename IndicesTo<kLanes<A>>::type lanes;
     Vector<A> even[kCount / 2], odd[kCount / 2];
     for (int n = 0; n < kCount / 2; ++n) even[n] = v[2 * n], odd[n] = v[2 * n + 1];
     ColumnsToRows<A>(even);
     ColumnsToRows<A>(odd);
     for (int n = 0; n < kCount / 2; ++n) {
-      v[2 * n] = Interleave<A, 0>(even[n], odd[n], lanes);
-      v[2 * n + 1] = Interleave<A, 1>(even[n], odd[n], lanes);
+      v[2 * n] = Interleave<A, 0>(even[n], odd[n], kEveryLane<A>);
+      v[2 * n + 1] = Interleave<A, 1>(even[n], odd[n], kEveryLane<A>);
     }
   }
 }
@@ -146,11 +138,10 @@ CAPSOPS_INLINE void ColumnsToRows(Vector<A> (&v)[kCount]) {
 // have a fixed order.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
   for (int row = 0; row < kBit; ++row) {
     const Vector<A> a = rows[row], b = rows[row + kBit];
-    rows[row] =
-        TransposeLow<A, kBit>(a, b, lanes) + TransposeHigh<A, kBit>(a, b, lanes);
+    rows[row] = TransposeLow<A, kBit>(a, b, kEveryLane<A>) +
+                TransposeHigh<A, kBit>(a, b, kEveryLane<A>);
   }
   if constexpr (kBit > 1) {
     return SumLanes<A, kBit / 2>(rows);
@@ -163,9 +154,8 @@ CAPSOPS_INLINE Vector<A> SumLanes(Vector<A> (&rows)[kLanes<A>]) {
 // lane of the result.
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> a = TransposeLow<A, kBit>(v, v, lanes),
-                  b = TransposeHigh<A, kBit>(v, v, lanes);
+  const Vector<A> a = TransposeLow<A, kBit>(v, v, kEveryLane<A>),
+                  b = TransposeHigh<A, kBit>(v, v, kEveryLane<A>);
   const Vector<A> larger = a > b ? a : b;
   if constexpr (kBit > 1) {
     return LargestLane<A, kBit / 2>(larger);
@@ -175,9 +165,8 @@ CAPSOPS_INLINE Vector<A> LargestLane(Vector<A> v) {
 }
 template <typename A, int kBit = kLanes<A> / 2>
 CAPSOPS_INLINE Vector<A> SumOfLanes(Vector<A> v) {
-  constexpr typename IndicesTo<kLanes<A>>::type lanes;
-  const Vector<A> sum =
-      TransposeLow<A, kBit>(v, v, lanes) + TransposeHigh<A, kBit>(v, v, lanes);
+  const Vector<A> sum = TransposeLow<A, kBit>(v, v, kEveryLane<A>) +
+                        TransposeHigh<A, kBit>(v, v, kEveryLane<A>);
   if constexpr (kBit > 1) {
     return SumOfLanes<A, kBit / 2>(sum);
   } else {
@@ -194,7 +183,7 @@ CAPSOPS_INLINE Vector<A> KeepLanes(int64_t count, Vector<A> v, Indices<kLane...>
 }
 template <typename A>
 inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
-  return KeepLanes<A>(count, v, typename IndicesTo<kLanes<A>>::type());
+  return KeepLanes<A>(count, v, kEveryLane<A>);
 }
 
 template <typename A, typename T>

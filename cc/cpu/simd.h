@@ -127,6 +127,12 @@ inline bool AnyLane(Mask mask) {
 #endif
 }
 
+// A constant that kernels take as an argument.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
 inline int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -176,7 +176,7 @@ class Slabs {
   // Returns the products that convolutions compute.
   Products Convolved() const {
     const Products own = own_.made();
-    const bool votes = !own.votes && !Steps::template RouteMakesVotes<T>(p_);
+    const bool votes = !own.votes && !Steps::RouteMakesVotes(p_);
     return {votes, gradient_ && !own.by_image, gradient_ && !own.by_weights};
   }
 
@@ -249,8 +249,8 @@ class Slabs {
     const Products own = own_.made();
     writes_input_ = parts && !own.by_image && whole;
     writes_weights_ = !relays_ && !own.by_weights && whole && all_weights && slabs == 1;
-    space_ = Steps::template Space<T>(exec, p_, gradient_);
-    parts_ = gradient_ ? Steps::template Parts<T>(exec, p_) : 0;
+    space_ = Steps::Space(exec, p_, gradient_);
+    parts_ = gradient_ ? Steps::Parts(exec, p_) : 0;
     return smallest;
   }
 
@@ -294,10 +294,10 @@ class Slabs {
       return Steps::Zero(exec, op_, a.votes, slab.Votes(p_) * sizeof(T));
     }
     if (own_.made().votes) {
-      return own_.MakeVotes(exec, op_, slab, input, a.packed, a.image, a.votes);
+      return own_.MakeVotes(exec, op_, slab, input, a.packed, a.votes);
     }
     const LaunchError error = CopyImage(exec, slab, input, a);
-    if (!error.empty() || Steps::template RouteMakesVotes<T>(p_)) return error;
+    if (!error.empty() || Steps::RouteMakesVotes(p_)) return error;
     return convs_.Votes(exec, Steps::Convolution(p_, slab), Image(slab, input, a),
                         filter, a.votes, a.conv);
   }
@@ -335,7 +335,7 @@ class Slabs {
   const char* op_;
   Problem p_;
   bool gradient_;
-  typename Steps::template Own<T> own_;
+  typename Steps::Own own_;
   SlabConvs<Exec, T> convs_;
   int64_t slab_bytes_;
   LaunchError error_;

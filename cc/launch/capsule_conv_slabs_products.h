@@ -97,37 +97,22 @@ struct NoProducts {
   NoProducts(const Exec&, const Problem&, bool) {}
 
   static constexpr Products made() { return {false, false, false}; }
-  // Returns how many elements of scratch MakeVotes, SumWeights and AddImage need.
+  // Returns how many elements of scratch SumWeights and AddImage need.
   static int64_t Scratch(const Slab&) { return 0; }
   // Returns how many sums SumWeights keeps.
   static int64_t Sums(const Slab&) { return 0; }
 
   // Packs the weights of a phase for MakeVotes.
-  template <typename... Arguments>
-  LaunchError PackWeights(const Arguments&...) const {
-    return {};
-  }
+  static constexpr auto PackWeights = [](const auto&...) { return LaunchError(); };
   // Computes a slab's votes from the input and the packed weights.
-  template <typename... Arguments>
-  LaunchError MakeVotes(const Arguments&...) const {
-    return {};
-  }
+  static constexpr auto MakeVotes = [](const auto&...) { return LaunchError(); };
   // Adds the slab's contribution to the input gradient.
-  template <typename... Arguments>
-  LaunchError AddImage(const Arguments&...) const {
-    return {};
-  }
+  static constexpr auto AddImage = [](const auto&...) { return LaunchError(); };
   // Adds the slab's contribution to the sums of the weight gradient. The first slab of
   // a phase that contributes sets the sums instead.
-  template <typename... Arguments>
-  LaunchError SumWeights(const Arguments&...) const {
-    return {};
-  }
+  static constexpr auto SumWeights = [](const auto&...) { return LaunchError(); };
   // Stores the weight gradient of a phase, given its sums.
-  template <typename... Arguments>
-  LaunchError FinishWeights(const Arguments&...) const {
-    return {};
-  }
+  static constexpr auto FinishWeights = [](const auto&...) { return LaunchError(); };
 };
 
 }  // namespace capsops::capsule_conv_routing

@@ -7,7 +7,6 @@
 #include "cuda/studies/high_order_conv.h"
 
 #include <cstdint>
-#include <string>
 #include <utility>
 #include <vector>
 

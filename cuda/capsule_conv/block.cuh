@@ -90,16 +90,6 @@ __device__ const S* SourceOf(const Product& p, const BlockCoord& place,
          place.depth * p.source.pose();
 }
 
-// Fills the table of source offsets for the pixels of a block's patch.
-__device__ inline void FillPixelTable(const Product& p, const BlockCoord& place,
-                                      int* pixels, int thread = threadIdx.x,
-                                      int threads = blockDim.x) {
-  FillPixelTable(p.patch, p.source, p.horizontal.stride,
-                 place.y * p.vertical.stride + p.vertical.offset,
-                 place.x * p.horizontal.stride + p.horizontal.offset, pixels, thread,
-                 threads);
-}
-
 // The address of the target row for lattice point (y, x) of the block's tile.
 template <typename S>
 __device__ S* TargetRow(const Product& p, const BlockCoord& place, int y, int x,

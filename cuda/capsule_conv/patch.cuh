@@ -102,11 +102,9 @@ inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
 // Writes the offset of each patch pixel in the image, or -1 outside of it. The tile's
 // first lattice point reads from pixel (y, x) on.
 __device__ inline void FillPixelTable(const Patch& patch, const Image& image,
-                                      int stride, int y, int x, int* pixels,
-                                      int thread = threadIdx.x,
-                                      int threads = blockDim.x) {
+                                      int stride, int y, int x, int* pixels) {
   const int size = static_cast<int>(image.pixel());
-  for (int i = thread; i < patch.pixels; i += threads) {
+  for (int i = threadIdx.x, threads = blockDim.x; i < patch.pixels; i += threads) {
     int column, at;
     const int row = patch.by_row.Split(i, &column);
     const int remainder = patch.by_pitch.Split(column, &at);

@@ -4,8 +4,6 @@
 // Capsule prediction of any size by the matrix products of cuda/capsule_conv/fma. With
 // capsules as the pose matrices of a single pixel, the gradient of input is a
 // convolution of `grad`, and output is that convolution's input gradient.
-#include <cstdint>
-#include <string>
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/capsule_prediction.h"

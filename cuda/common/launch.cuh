@@ -20,6 +20,16 @@
 
 namespace capsops {
 
+// Calls run(n) with the first of kFirst, kMore... that is at least `value`, or else
+// with the last, as a compile-time constant.
+template <int kFirst, int... kMore, typename Run>
+auto WithConstant(int64_t value, const Run& run) {
+  if constexpr (sizeof...(kMore) > 0) {
+    if (value > kFirst) return WithConstant<kMore...>(value, run);
+  }
+  return run(std::integral_constant<int, kFirst>());
+}
+
 // Turns `error`, by default the last launch's, into a message about `kernel`.
 inline LaunchError CheckLaunch(const char* kernel,
                                cudaError_t error = cudaGetLastError()) {

@@ -35,6 +35,14 @@ struct TmaTensor {
   std::array<uint32_t, kRank> box, every;
   int swizzle = kSwizzleBytes;
   bool rounded = true;  // convert float to TF32, to nearest
+
+  TmaTensor() { every.fill(1); }
+  // A tensor without gaps.
+  explicit TmaTensor(const std::array<uint64_t, kRank>& dims) : TmaTensor() {
+    size = dims;
+    uint64_t step = 1;
+    for (int n = 0; n < kRank - 1; ++n) apart[n] = step *= dims[n];
+  }
 };
 
 // Looks up the driver's function, so that the driver need not be linked.

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cc/launch/high_order_conv.h"
+#include "cuda/common/launch.cuh"
 
 namespace capsops::high_order_conv {
 
@@ -49,9 +50,7 @@ Plan WithKernel(const Problem& p, const Make& make) {
 // thread computes at once: 1, 3 or kMany.
 template <int kMany, typename Make>
 auto WithChannels(int64_t of_group, const Make& make) {
-  if (of_group == 1) return make(std::integral_constant<int, 1>{});
-  if (of_group <= 3) return make(std::integral_constant<int, 3>{});
-  return make(std::integral_constant<int, kMany>{});
+  return WithConstant<1, 3, kMany>(of_group, make);
 }
 
 inline int64_t Pixels(const Problem& p) { return p.batch * p.height * p.width; }

@@ -109,8 +109,7 @@ Plan WithSizes(const GpuExec& exec, const Problem& p, const Make& make) {
       if (CeilDivide(w.tasks, w.subs) > INT32_MAX) return Plan::Refuse(kTooLarge);
       return make(k, channels, w);
     };
-    return p.channels == 1 ? with_channels(std::integral_constant<int, 1>{})
-                           : with_channels(std::integral_constant<int, 3>{});
+    return WithConstant<1, 3>(p.channels, with_channels);
   });
 }
 

@@ -47,8 +47,7 @@ LaunchError ReduceSplits(const GpuExec& exec, const char* op, int64_t elements,
                            kReduceElements * threads, 0, exec, elements, parts, partial,
                            out);
   };
-  if (parts > 96) return sum(std::integral_constant<int, 32>());
-  return sum(std::integral_constant<int, 8>());
+  return WithConstant<8, 32>(parts > 96 ? 32 : 8, sum);
 }
 
 #define CAPSOPS_INSTANTIATE(T)                                                 \

@@ -37,8 +37,8 @@ def _is_pixelwise(network):
 def train(network, inputs, bands):
     """Calls a pixelwise network for training.
 
-    The results of its layers are not kept for the gradient. The backward pass computes
-    them again, one band of rows after another.
+    It computes one band of rows after another. The results of its layers are not kept
+    for the gradient: the backward pass computes them again, band by band.
 
     Args:
       network: a functional model of images or volumes.
@@ -59,7 +59,10 @@ def train(network, inputs, bands):
 
     @tf.custom_gradient
     def banded(inputs, *weights):
-        outputs = tf.concat([call(band, weights) for band in _split(inputs, bands)], 1)
+        outputs = []
+        for band in _split(inputs, bands):
+            band = _after(outputs[-1], band) if outputs else band
+            outputs.append(call(band, weights))
 
         def gradient(upstream):
             grads, sums = [], [tf.zeros_like(each) for each in weights]
@@ -75,7 +78,7 @@ def train(network, inputs, bands):
                 sums = [total + each for total, each in zip(sums, more, strict=True)]
             return tf.concat(grads, 1), *sums
 
-        return outputs, gradient
+        return tf.concat(outputs, 1), gradient
 
     return banded(inputs, *(weight for _, weight in trained))
 

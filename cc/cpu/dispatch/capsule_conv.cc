@@ -86,9 +86,7 @@ void ForWeightTasks(const CpuExec& exec, const Problem& p, int64_t tasks, int64_
   const int64_t weights = p.kernel_height * p.kernel_width * p.in_channels *
                           p.out_channels * p.pose_depth * p.pose_inner * p.pose_columns;
   const int64_t cost = 2 * times * weights / std::max<int64_t>(tasks, 1);
-  exec.parallel_for(tasks, std::max<int64_t>(cost, 1), [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) run(task);
-  });
+  ForEach(exec, tasks, cost, run);
 }
 
 // Plans with the first of `choices` that fits: packs the weights, then runs the tasks.

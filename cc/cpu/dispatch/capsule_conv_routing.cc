@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/cpu/dispatch/tasks.h"
@@ -19,15 +18,6 @@ namespace {
 
 CAPSOPS_SELECTED_KERNELS
 
-// Calls run(n) for n < count, with about `size` elements read and written each time.
-template <typename Run>
-LaunchError ForEach(const CpuExec& exec, int64_t count, int64_t size, const Run& run) {
-  exec.parallel_for(count, std::max<int64_t>(size, 1), [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) run(n);
-  });
-  return {};
-}
-
 // Returns the approximate cycles of routing pixels.
 int64_t Cost(const Problem& p, int64_t pixels) {
   const int64_t votes = p.types * Columns(p) + p.types * p.parents * 8;
@@ -35,9 +25,9 @@ int64_t Cost(const Problem& p, int64_t pixels) {
 }
 
 // The CPU as a device of capsule_conv_slabs_plan.h.
+template <typename T>
 struct CpuSteps {
   using Exec = CpuExec;
-  template <typename T>
   using Own = NoProducts;
 
   static int64_t SlabBytes(const CpuExec&) { return 2 << 20; }
@@ -65,21 +55,18 @@ struct CpuSteps {
     return {};
   }
 
-  template <typename T>
   static LaunchError CopyWeights(const CpuExec& exec, const char*, const Relay& relay,
                                  const T* weights, T* copy) {
     if (relay.elements() == 0) return {};
     return ForEach(exec, relay.matrices(), relay.matrix,
                    [&](int64_t n) { Selected<T>().relay(relay, n, weights, copy); });
   }
-  template <typename T>
   static LaunchError AddWeights(const CpuExec& exec, const char*, const Relay& relay,
                                 const T* copy, Accumulator<T>* sums) {
     if (relay.elements() == 0) return {};
     return ForEach(exec, relay.matrices(), relay.matrix,
                    [&](int64_t n) { Selected<T>().add_relaid(relay, n, copy, sums); });
   }
-  template <typename T>
   static LaunchError Narrow(const CpuExec& exec, const char*, int64_t count,
                             const Accumulator<T>* sums, T* to) {
     exec.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
@@ -88,7 +75,6 @@ struct CpuSteps {
     return {};
   }
 
-  template <typename T>
   static LaunchError CopyImage(const CpuExec& exec, const char*, const Patch& patch,
                                const T* input, T* copy) {
     if (patch.pixel == 0) return {};
@@ -96,7 +82,6 @@ struct CpuSteps {
                    patch.channels * patch.width * patch.pixel,
                    [&](int64_t row) { Selected<T>().copy(patch, row, input, copy); });
   }
-  template <typename T>
   static LaunchError AddImage(const CpuExec& exec, const char*, const Patch& patch,
                               const T* copy, T* grad_input) {
     if (patch.pixel == 0) return {};
@@ -106,18 +91,11 @@ struct CpuSteps {
         [&](int64_t row) { Selected<T>().add_copy(patch, row, copy, grad_input); });
   }
 
-  template <typename T>
-  static bool RouteMakesVotes(const Problem& p) {
-    return MakesVotes<T>(p);
-  }
+  static bool RouteMakesVotes(const Problem& p) { return MakesVotes<T>(p); }
 
   // Routing needs no space of its own, only the scratch of its tasks.
-  template <typename T>
-  static int64_t Space(const CpuExec&, const Problem&, bool) {
-    return 0;
-  }
+  static int64_t Space(const CpuExec&, const Problem&, bool) { return 0; }
 
-  template <typename T>
   static LaunchError Route(const CpuExec& exec, const char* op, const Problem& p,
                            const Places& places, const T* image, const T* weights,
                            const T* votes, const T* bias, const T* logits, T* output,
@@ -133,7 +111,6 @@ struct CpuSteps {
                      });
   }
 
-  template <typename T>
   static LaunchError RouteBackward(const CpuExec& exec, const char* op,
                                    const Problem& p, const Places& places,
                                    const T* image, const T* weights, const T* grad,
@@ -141,7 +118,7 @@ struct CpuSteps {
                                    Accumulator<T>* parts, Accumulator<T>*) {
     const CpuKernels<T>& kernels = Selected<T>();
     const int64_t pixels = places.pixels;
-    const int64_t tiles = CeilDivide(pixels, kernels.lanes), count = CountParts<T>(p);
+    const int64_t tiles = CeilDivide(pixels, kernels.lanes), count = CountParts(p);
     return ForTasks(exec, op, count, 4 * Cost(p, CeilDivide(pixels, count)),
                     kernels.scratch(p, true), [&](int64_t part, void* scratch) {
                       const Range range = Pixels(kernels.lanes, tiles * part / count,
@@ -152,15 +129,13 @@ struct CpuSteps {
                     });
   }
 
-  template <typename T>
   static int64_t Parts(const CpuExec&, const Problem& p) {
-    return CountParts<T>(p) * PartSize(p);
+    return CountParts(p) * PartSize(p);
   }
-  template <typename T>
   static LaunchError AddParts(const CpuExec&, const char*, const Problem& p,
                               const Accumulator<T>* parts, T* grad_bias,
                               T* grad_logits) {
-    Selected<T>().add_parts(p, CountParts<T>(p), parts, grad_bias, grad_logits);
+    Selected<T>().add_parts(p, CountParts(p), parts, grad_bias, grad_logits);
     return {};
   }
 
@@ -168,7 +143,6 @@ struct CpuSteps {
   // A part holds the gradients of bias and logits.
   static int64_t PartSize(const Problem& p) { return Columns(p) + p.types * p.parents; }
   // Returns the number of parts, one for each task of the gradient.
-  template <typename T>
   static int64_t CountParts(const Problem& p) {
     constexpr int64_t kMostParts = 32, kMostBytes = 4 << 20;
     const int64_t bytes = PartSize(p) * static_cast<int64_t>(sizeof(Accumulator<T>));
@@ -199,12 +173,12 @@ Plan Named(Plan plan) {
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& p) {
-  return Named(PlanForwardBySlabs<CpuSteps, T>(exec, Shortened(p)));
+  return Named(PlanForwardBySlabs<CpuSteps<T>, T>(exec, Shortened(p)));
 }
 
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& p) {
-  return Named(PlanBackwardBySlabs<CpuSteps, T>(exec, Shortened(p)));
+  return Named(PlanBackwardBySlabs<CpuSteps<T>, T>(exec, Shortened(p)));
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)

@@ -174,7 +174,8 @@ class Convolution {
   bool Decode(const CpuExec& exec, const uint8_t* codes, int top, void* weights) const {
     std::atomic<bool> fit = true;
     if (full_part_.division.fits) {
-      ForEach(exec, full_part_.division.weights_tasks, 2 * Weights(whole_),
+      const int64_t tasks = full_part_.division.weights_tasks;
+      ForEach(exec, tasks, 2 * Weights(whole_) / std::max<int64_t>(tasks, 1),
               [&](int64_t task) {
                 if (!image_.pack(full_part_.p, task, top, codes, weights)) fit = false;
               });
@@ -205,17 +206,6 @@ class Convolution {
                     [&](int64_t task, void* scratch) {
                       image_.run(p, task, from, weights, to, scratch);
                     });
-  }
-
-  // Calls run(task) for each task; `cost` is the cycles of all tasks together.
-  template <typename Body>
-  static void ForEach(const CpuExec& exec, int64_t tasks, int64_t cost,
-                      const Body& run) {
-    if (tasks == 0) return;
-    exec.parallel_for(tasks, std::max<int64_t>(cost / tasks, 1),
-                      [&](int64_t begin, int64_t end) {
-                        for (int64_t task = begin; task < end; ++task) run(task);
-                      });
   }
 
   Problem whole_;

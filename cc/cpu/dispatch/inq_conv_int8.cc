@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "cc/cpu/dispatch/inq_codes.h"
 #include "cc/cpu/dispatch/isa.h"
@@ -49,14 +48,9 @@ Int8Plan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
         std::atomic<bool> fit = true;
         const int64_t panels = d.blocks * d.panels;
         // The cost assumes 4 weights per cycle.
-        exec.parallel_for(panels, std::max<int64_t>(d.panel / 8, 1),
-                          [&](int64_t begin, int64_t end) {
-                            for (int64_t task = begin; task < end; ++task) {
-                              if (!kernels.pack(p, d, product, task, codes, packed)) {
-                                fit = false;
-                              }
-                            }
-                          });
+        ForEach(exec, panels, d.panel / 8, [&](int64_t task) {
+          if (!kernels.pack(p, d, product, task, codes, packed)) fit = false;
+        });
         if (!fit) return inq_conv::BadCode(Forward::kName, p, codes);
         if (pixels * p.out_channels == 0) return {};  // codes are checked even then
         exec.parallel_for(input, 1, [&](int64_t begin, int64_t end) {

@@ -4,6 +4,7 @@
 // Runs the tasks of a CPU kernel in a pool of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <new>
@@ -29,6 +30,15 @@ class Scratch {
  private:
   void* data_;
 };
+
+// Calls run(n) for n < count. `cost` is the number of cycles of one call.
+template <typename Run>
+LaunchError ForEach(const CpuExec& exec, int64_t count, int64_t cost, const Run& run) {
+  exec.parallel_for(count, std::max<int64_t>(cost, 1), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) run(n);
+  });
+  return {};
+}
 
 // Calls run(begin, end, scratch) on ranges of tasks. `cost` is the number of cycles of
 // one task. Each range has `scratch_bytes` bytes of scratch of its own.

@@ -32,7 +32,9 @@ __host__ __device__ int TableQuads(const Order& order) {
 template <typename S>
 __device__ void FillTables(const Product& p, const BlockCoord& place, int* quads,
                            int* pixels) {
-  FillPixelTable(p, place, pixels);
+  FillPixelTable(p.patch, p.source, p.horizontal.stride,
+                 place.y * p.vertical.stride + p.vertical.offset,
+                 place.x * p.horizontal.stride + p.horizontal.offset, pixels);
   for (int i = threadIdx.x; i < TableQuads<S>(p.order); i += blockDim.x) {
     const int tap = i / p.order.planes;
     const bool there = tap < p.vertical.taps * p.horizontal.taps;

@@ -119,11 +119,10 @@ ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Proble
   work.target_pixel = packed->columns;
   work.columns = {packed->columns, 1, Divisor(1),
                   packed->columns % 4 == 0 ? kExchangeColumns : 0};
-  MapImage(p.batch, task.source.height, task.source.width, packed->terms, &plan.rows);
+  plan.rows = MapImage(p.batch, task.source.height, task.source.width, packed->terms);
   const uint64_t taps = p.kernel_height * p.kernel_width;
   const uint64_t terms = packed->terms, columns = packed->columns;
-  plan.columns.size = {terms, columns, taps};
-  plan.columns.apart = {terms, columns * terms};
+  plan.columns = TmaTensor<3>({terms, columns, taps});
   plan.packed_bytes = AlignedBytes(taps * columns * terms * sizeof(S));
   WithShape<S>(packed->columns,
                [&](auto shape) { FindBoxes<decltype(shape)>(device, &plan); });

@@ -74,7 +74,6 @@ void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) 
   plan->part_bytes = blocks * Shape::kProducts * kPartThreads * int64_t{sizeof(float4)};
   if constexpr (Work::kColumnRank == 3) {
     plan->columns.box = {uint32_t{Shape::kDepth}, uint32_t{Shape::kColumns}, 1};
-    plan->columns.every = {1, 1, 1};
   }
   plan->launch = Launch<S, Work, Shape>;
 }
@@ -107,11 +106,9 @@ inline int BitsOf(int power_of_two) {
 }
 
 // The tensor map of an image with `numbers` elements per pixel.
-inline void MapImage(int64_t batch, int64_t height, int64_t width, int64_t numbers,
-                     TmaTensor<4>* map) {
-  const uint64_t n = batch, h = height, w = width, c = numbers;
-  map->size = {c, w, h, n};
-  map->apart = {c, w * c, h * w * c};
+inline TmaTensor<4> MapImage(uint64_t batch, uint64_t height, uint64_t width,
+                             uint64_t numbers) {
+  return TmaTensor<4>({numbers, width, height, batch});
 }
 
 template <typename Work, typename S>

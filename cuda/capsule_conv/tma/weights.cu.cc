@@ -74,7 +74,7 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
     work.columns = {out, matrix, Divisor(inner),
                     even ? kExchangeColumns / inner * matrix : 0};
   }
-  MapImage(p.batch, p.in_height, p.in_width, work.channels, &plan.rows);
+  plan.rows = MapImage(p.batch, p.in_height, p.in_width, work.channels);
   plan.rows.box = {kPixels, BoxExtent(boxes.x, work.moves.stride_x),
                    BoxExtent(boxes.y, work.moves.stride_y),
                    static_cast<uint32_t>(boxes.batch)};
@@ -82,15 +82,13 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                      BoxStride(boxes.y, work.moves.stride_y), 1};
   if constexpr (Work::kPacked) {
     const uint64_t columns = out, all_steps = steps;
-    plan.columns.size = {kPixels, columns, all_steps};
-    plan.columns.apart = {kPixels, columns * kPixels};
+    plan.columns = TmaTensor<3>({kPixels, columns, all_steps});
     plan.packed_bytes = AlignedBytes(all_steps * columns * kPixels * sizeof(S));
   } else {
-    MapImage(p.batch, p.out_height, p.out_width, out, &plan.columns);
+    plan.columns = MapImage(p.batch, p.out_height, p.out_width, out);
     plan.columns.box = {kPixels, static_cast<uint32_t>(boxes.x),
                         static_cast<uint32_t>(boxes.y),
                         static_cast<uint32_t>(boxes.batch)};
-    plan.columns.every = {1, 1, 1, 1};
   }
   WithShape<S>(out, [&](auto shape) {
     using Shape = decltype(shape);

@@ -66,8 +66,7 @@ LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& tas
                   reinterpret_cast<const Packs*>(products),
                   reinterpret_cast<Packs*>(target));
   };
-  return pixel % 4 == 0 ? launch(std::integral_constant<int, 4>())
-                        : launch(std::integral_constant<int, 1>());
+  return WithConstant<1, 4>(pixel % 4 == 0 ? 4 : 1, launch);
 }
 
 }  // namespace capsops::capsule_conv::wgmma

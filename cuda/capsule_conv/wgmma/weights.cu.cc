@@ -148,11 +148,8 @@ void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
 inline TmaTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
   const uint64_t pairs = p.in_channels / 2, in_width = p.in_width;
   const uint64_t rows = p.batch * p.in_height;
-  TmaTensor<4> map;
-  map.size = {32, pairs, in_width, rows};
-  map.apart = {32, pairs * 32, in_width * pairs * 32};
+  TmaTensor<4> map({32, pairs, in_width, rows});
   map.box = {32, kChannelPairs, static_cast<uint32_t>(width), 1};
-  map.every = {1, 1, 1, 1};
   map.swizzle = by_pairs ? 0 : kSwizzleBytes;
   if (by_pairs) {
     std::swap(map.size[1], map.size[2]);
@@ -166,11 +163,8 @@ inline TmaTensor<4> MapLines(const Problem& p, int width, bool by_pairs) {
 inline TmaTensor<3> MapGrad(const Problem& p, int strip) {
   const uint64_t pixel = p.out_channels * 4 * p.pose_columns, width = p.out_width;
   const uint64_t rows = p.batch * p.out_height;
-  TmaTensor<3> map;
-  map.size = {pixel, width, rows};
-  map.apart = {pixel, width * pixel};
+  TmaTensor<3> map({pixel, width, rows});
   map.box = {kWeightRows * 4, static_cast<uint32_t>(strip), 1};
-  map.every = {1, 1, 1};
   map.swizzle = 0;
   return map;
 }

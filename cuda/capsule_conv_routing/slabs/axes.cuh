@@ -32,10 +32,11 @@ struct TapAxis {
         pad(static_cast<int>(pad)) {}
 
   // Returns the position of the image that position n of the votes reads by a tap, or
-  // kNone.
-  __device__ int Read(int n, int tap) const {
+  // kNone. With `several`, considers as many positions of the votes from n on. Returns
+  // what the first of them reads, which is negative if only others read something.
+  __device__ int Read(int n, int tap, int several = 1) const {
     const int from = n * stride + tap * dilation - pad;
-    return from >= 0 && from < read ? from : kNone;
+    return from + (several - 1) * stride >= 0 && from < read ? from : kNone;
   }
   // Returns the position of the votes that reads position n of the image by a tap, or
   // kNone. With `several`, considers the image positions n, n + stride, and so on,
@@ -101,7 +102,8 @@ __device__ void ForTaps(const FrameAxis& z, const TapAxis& y, int frame, int row
                         int several, const Visit& visit) {
   z.ForTaps<kVotes>(frame, [&](int from, int z_tap) {
     for (int y_tap = 0; y_tap < y.taps; ++y_tap) {
-      const int line = kVotes ? y.Read(row, y_tap) : y.Reader(row, y_tap, several);
+      const int line =
+          kVotes ? y.Read(row, y_tap, several) : y.Reader(row, y_tap, several);
       if (line != kNone) visit(from, line, z_tap, y_tap);
     }
   });
@@ -113,7 +115,7 @@ __device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int ro
   int frames = 0, rows = 0;
   z.ForTaps<kVotes>(frame, [&](int, int) { ++frames; });
   for (int tap = 0; tap < y.taps; ++tap) {
-    rows += (kVotes ? y.Read(row, tap) : y.Reader(row, tap, several)) != kNone;
+    rows += (kVotes ? y.Read(row, tap, several) : y.Reader(row, tap, several)) != kNone;
   }
   return frames * rows;
 }

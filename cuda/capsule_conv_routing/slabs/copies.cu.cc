@@ -175,8 +175,7 @@ __global__ void __launch_bounds__(kPartColumns* kPartRows)
 template <typename S, typename Launch>
 LaunchError WithPack(int64_t row, const Launch& launch) {
   constexpr int kPack = 16 / sizeof(S);
-  if (row % kPack == 0) return launch(std::integral_constant<int, kPack>());
-  return launch(std::integral_constant<int, 1>());
+  return WithConstant<1, kPack>(row % kPack == 0 ? kPack : 1, launch);
 }
 
 // Calls launch(zero) with a zero of the smallest integer type that can count the items
@@ -188,8 +187,8 @@ LaunchError WithInt(const Patch& patch, int64_t count, const Launch& launch) {
 }
 
 template <typename T>
-LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
-                        const T* weights, T* copy) {
+LaunchError Copies<T>::CopyWeights(const GpuExec& exec, const char* op,
+                                   const Relay& relay, const T* weights, T* copy) {
   using S = CudaType<T>;
   if (relay.elements() == 0) return {};
   return WithPack<S>(relay.matrix, [&](auto pack) {
@@ -200,8 +199,9 @@ LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
 }
 
 template <typename T>
-LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
-                       const T* copy, Accumulator<T>* sums) {
+LaunchError Copies<T>::AddWeights(const GpuExec& exec, const char* op,
+                                  const Relay& relay, const T* copy,
+                                  Accumulator<T>* sums) {
   using S = CudaType<T>;
   if (relay.elements() == 0) return {};
   return WithPack<S>(relay.matrix, [&](auto pack) {
@@ -212,16 +212,16 @@ LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
 }
 
 template <typename T>
-LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
-                   const Accumulator<T>* sums, T* to) {
+LaunchError Copies<T>::Narrow(const GpuExec& exec, const char* op, int64_t count,
+                              const Accumulator<T>* sums, T* to) {
   if (count == 0) return {};
   return LaunchDependent(op, NarrowKernel<CudaType<T>, Accumulator<T>>,
                          Blocks(exec, count), kThreads, 0, exec, count, sums, to);
 }
 
 template <typename T>
-LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
-                      const T* input, T* copy) {
+LaunchError Copies<T>::CopyImage(const GpuExec& exec, const char* op,
+                                 const Patch& patch, const T* input, T* copy) {
   using S = CudaType<T>;
   return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
     const int64_t count = patch.elements() / pack.value;
@@ -235,8 +235,8 @@ LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
 }
 
 template <typename T>
-LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
-                     const T* copy, T* grad_input) {
+LaunchError Copies<T>::AddImage(const GpuExec& exec, const char* op, const Patch& patch,
+                                const T* copy, T* grad_input) {
   using S = CudaType<T>;
   const int64_t first = patch.begin_frame(), frames = patch.end_frame() - first;
   return WithPack<S>(patch.pixel, [&](auto pack) -> LaunchError {
@@ -252,9 +252,10 @@ LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
 }
 
 template <typename T>
-LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t first,
-                     int64_t second, const Accumulator<T>* parts, T* to_first,
-                     T* to_second) {
+LaunchError Copies<T>::AddParts(const GpuExec& exec, const char* op, int64_t count,
+                                int64_t first, int64_t second,
+                                const Accumulator<T>* parts, T* to_first,
+                                T* to_second) {
   const int64_t blocks = CeilDivide(first + second, kPartColumns);
   LaunchError error = CheckGrid(op, blocks);
   if (!error.empty()) return error;
@@ -263,19 +264,7 @@ LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t
                 to_first, to_second);
 }
 
-#define CAPSOPS_INSTANTIATE(T)                                                    \
-  template LaunchError CopyWeights<T>(const GpuExec&, const char*, const Relay&,  \
-                                      const T*, T*);                              \
-  template LaunchError AddWeights<T>(const GpuExec&, const char*, const Relay&,   \
-                                     const T*, Accumulator<T>*);                  \
-  template LaunchError Narrow<T>(const GpuExec&, const char*, int64_t,            \
-                                 const Accumulator<T>*, T*);                      \
-  template LaunchError CopyImage<T>(const GpuExec&, const char*, const Patch&,    \
-                                    const T*, T*);                                \
-  template LaunchError AddImage<T>(const GpuExec&, const char*, const Patch&,     \
-                                   const T*, T*);                                 \
-  template LaunchError AddParts<T>(const GpuExec&, const char*, int64_t, int64_t, \
-                                   int64_t, const Accumulator<T>*, T*, T*);
+#define CAPSOPS_INSTANTIATE(T) template struct Copies<T>;
 CAPSOPS_FOR_EACH_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

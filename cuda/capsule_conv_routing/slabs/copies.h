@@ -11,26 +11,23 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 template <typename T>
-LaunchError CopyWeights(const GpuExec& exec, const char* op, const Relay& relay,
-                        const T* weights, T* copy);
-template <typename T>
-LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
-                       const T* copy, Accumulator<T>* sums);
-template <typename T>
-LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
-                   const Accumulator<T>* sums, T* to);
-template <typename T>
-LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
-                      const T* input, T* copy);
-template <typename T>
-LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
-                     const T* copy, T* grad_input);
+struct Copies {
+  static LaunchError CopyWeights(const GpuExec& exec, const char* op,
+                                 const Relay& relay, const T* weights, T* copy);
+  static LaunchError AddWeights(const GpuExec& exec, const char* op, const Relay& relay,
+                                const T* copy, Accumulator<T>* sums);
+  static LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
+                            const Accumulator<T>* sums, T* to);
+  static LaunchError CopyImage(const GpuExec& exec, const char* op, const Patch& patch,
+                               const T* input, T* copy);
+  static LaunchError AddImage(const GpuExec& exec, const char* op, const Patch& patch,
+                              const T* copy, T* grad_input);
 
-// Adds up `count` parts, each of `first` and then `second` numbers, and stores the sums
-// to `to_first` and `to_second`.
-template <typename T>
-LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count, int64_t first,
-                     int64_t second, const Accumulator<T>* parts, T* to_first,
-                     T* to_second);
+  // Adds up `count` parts, each of `first` and then `second` numbers, and stores the
+  // sums to `to_first` and `to_second`.
+  static LaunchError AddParts(const GpuExec& exec, const char* op, int64_t count,
+                              int64_t first, int64_t second,
+                              const Accumulator<T>* parts, T* to_first, T* to_second);
+};
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Adds a slab's gradient of the image to the gradient of the input, with
-// RowProductKernel. There are two ways:
+// ImageGradKernel. There are two ways:
 //   direct  windows have one horizontal tap, no horizontal stride and no padding, so
 //           votes at position n read position n of the image. TMA adds the products to
 //           it.
@@ -11,12 +11,13 @@
 //           image pixels that it shares with the next tile, goes to the workspace, and
 //           a second kernel adds it. Each pixel is thus always added to in the same
 //           order.
+#include "cuda/capsule_conv_routing/slabs/image.cuh"
+
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/capsule_conv_routing/slabs/products.h"
-#include "cuda/capsule_conv_routing/slabs/rows.cuh"
 #include "cuda/common/divisor.cuh"
 
 namespace capsops::capsule_conv_routing::slabs {
@@ -102,13 +103,13 @@ struct AddPixels {
   }
   // Elements of one halo, and of all halos.
   __host__ __device__ int64_t HaloSize() const { return int64_t{halo} * types * dim; }
-  int64_t Halos(const RowProduct& w) const {
+  int64_t Halos(const ImageTiles& w) const {
     return int64_t{w.z.read} * w.y.read * (w.across - 1) * HaloSize();
   }
 
   // Copies the sums of each round to shared memory, and adds them up.
   template <int kProducts>
-  __device__ void operator()(const RowProduct& w, const RowTile& tile,
+  __device__ void operator()(const ImageTiles& w, const ImageTile& tile,
                              const float (&sums)[kProducts][4], char* memory,
                              int*) const {
     float* const round = reinterpret_cast<float*>(memory);
@@ -140,8 +141,8 @@ struct AddPixels {
   // Adds up the taps of a round, for its channels from `first` up to `end` at most.
   // Adds the results to the image, or stores them in `halos` for pixels of the next
   // tile.
-  __device__ void AddRound(const RowProduct& w, const RowTile& tile, const float* round,
-                           int first, int end) const {
+  __device__ void AddRound(const ImageTiles& w, const ImageTile& tile,
+                           const float* round, int first, int end) const {
     const bool last = tile.across == w.across - 1;
     const int64_t row_size = int64_t{width} * types * dim;
     S* const first_row = image + (int64_t{tile.frame} * height + tile.row) * row_size;
@@ -274,9 +275,8 @@ bool AddsImage(const Problem& p) {
 
 // Divides the image rows into the tiles that AddPixels expects.
 template <typename S>
-RowProduct PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
-  RowProduct w(p, slab, Columns(p), kWideTerms<S>, p.in_dim, add.tile_pixels * p.types);
-  w.box_taps = add.x_taps;
+ImageTiles PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
+  ImageTiles w(p, slab, kWideTerms<S>, add.tile_pixels * p.types);
   w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
   w.tile_rows = add.tile_rows;
   return w;
@@ -296,11 +296,11 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
   AddPixels<S> add(p, slab.phase);
   add.image = grad_input;
   add.halos = halos;
-  const RowProduct w = PixelTiles(p, slab, add);
-  CAPSOPS_RETURN_IF_ERROR((WithProducts<8, 10, 16, 20, 24, 32>(
-      add.x_taps * add.tile_channels, [&](auto products) {
-        return LaunchRowProduct<kWideTerms<S>, products.value, false>(
-            exec, op, w, add.tile_channels, grads, weights, add);
+  const ImageTiles w = PixelTiles(p, slab, add);
+  CAPSOPS_RETURN_IF_ERROR((WithConstant<8, 10, 16, 20, 24, 32>(
+      add.x_taps * add.tile_channels / 8, [&](auto products) {
+        return LaunchImageGrad<products.value>(exec, op, w, add.tile_channels, grads,
+                                               weights, add);
       })));
   const int quads = static_cast<int>(add.Halos(w) / 4);
   if (quads == 0) return {};
@@ -310,25 +310,30 @@ LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
                          add, w.y.read, w.across - 1, quads);
 }
 
-template <typename S>
-LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const S* grads, const S* weights,
-                         float* halos, S* grad_input) {
-  if (FrameAxis(p, slab).read == 0) return {};
-  S* const image = grad_input + FirstRow(p, slab);
-  if (!IsDirect(p)) return AddTiles(exec, op, p, slab, grads, weights, halos, image);
-  const RowProduct w(p, slab, Columns(p), kWideTerms<S>, p.in_dim);
-  StoreTile<S> add;
-  CAPSOPS_RETURN_IF_ERROR(MakeStoreTile(op, w, true, image, &add));
-  return WithProducts<8, 16, 20, 24, 28, 32>(w.wide(), [&](auto products) {
-    return LaunchRowProduct<kWideTerms<S>, products.value, false>(
-        exec, op, w, 8 * products.value, grads, weights, add);
-  });
+template <typename T>
+LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
+                                     const Slab& slab, const T* grads, const T* weights,
+                                     T* scratch, T* grad_input) const {
+  using S = CudaType<T>;
+  if (FrameAxis(p_, slab).read == 0) return {};
+  S* const image = Native(grad_input) + FirstRow(p_, slab);
+  if (!IsDirect(p_)) {
+    return AddTiles(exec, op, p_, slab, Native(grads), Native(weights),
+                    reinterpret_cast<float*>(scratch), image);
+  }
+  const ImageTiles w(p_, slab, kWideTerms<S>);
+  AddTile<S> add;
+  CAPSOPS_RETURN_IF_ERROR(MakeAddTile(op, w, image, &add));
+  return WithConstant<8, 16, 20, 24, 28, 32>(
+      CeilDivide(w.wide(), 8), [&](auto products) {
+        return LaunchImageGrad<products.value>(exec, op, w, 8 * products.value,
+                                               Native(grads), Native(weights), add);
+      });
 }
 
-#define CAPSOPS_INSTANTIATE(S)                                                      \
-  template LaunchError AddImageGrad<S>(const GpuExec&, const char*, const Problem&, \
-                                       const Slab&, const S*, const S*, float*, S*);
+#define CAPSOPS_INSTANTIATE(T)                   \
+  template LaunchError OwnProducts<T>::AddImage( \
+      const GpuExec&, const char*, const Slab&, const T*, const T*, T*, T*) const;
 CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

@@ -225,14 +225,13 @@ LaunchError WithLanes(const Tiling& z, const Launch& launch) {
   constexpr std::integral_constant<int, 1> kOne;
   constexpr std::integral_constant<int, 2> kTwo;
   constexpr std::integral_constant<int, 4> kFour;
-  constexpr std::integral_constant<int, 8> kEight;
-  constexpr std::integral_constant<int, 16> kSixteen;
-  if (z.quads == 4) return launch(kFour, kFour);
-  if (z.quads == 2) {
-    return z.lane_types == 4 ? launch(kFour, kTwo) : launch(kEight, kTwo);
+  if (z.quads == 1) {
+    return WithConstant<4, 8, 16>(z.lane_types,
+                                  [&](auto types) { return launch(types, kOne); });
   }
-  if (z.lane_types == 4) return launch(kFour, kOne);
-  return z.lane_types == 8 ? launch(kEight, kOne) : launch(kSixteen, kOne);
+  if (z.quads == 4) return launch(kFour, kFour);
+  return WithConstant<4, 8>(z.lane_types,
+                            [&](auto types) { return launch(types, kTwo); });
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -139,9 +139,9 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
 }
 
 // The `Steps` of a GPU, as capsule_conv_slabs_plan.h describes them.
-struct GpuSteps {
+template <typename T>
+struct GpuSteps : Copies<T> {
   using Exec = GpuExec;
-  template <typename T>
   using Own = std::conditional_t<std::is_same_v<T, double>, NoProducts, OwnProducts<T>>;
 
   static capsule_conv::Problem Convolution(const Problem& p, const Slab& slab) {
@@ -159,39 +159,12 @@ struct GpuSteps {
     return CheckLaunch(op, cudaMemsetAsync(data, 0, bytes, exec.stream));
   }
 
-  template <typename... Arguments>
-  static LaunchError CopyWeights(const Arguments&... arguments) {
-    return slabs::CopyWeights(arguments...);
-  }
-  template <typename... Arguments>
-  static LaunchError AddWeights(const Arguments&... arguments) {
-    return slabs::AddWeights(arguments...);
-  }
-  template <typename T>
-  static LaunchError Narrow(const GpuExec& exec, const char* op, int64_t count,
-                            const Accumulator<T>* sums, T* to) {
-    return slabs::Narrow(exec, op, count, sums, to);
-  }
-  template <typename... Arguments>
-  static LaunchError CopyImage(const Arguments&... arguments) {
-    return slabs::CopyImage(arguments...);
-  }
-  template <typename... Arguments>
-  static LaunchError AddImage(const Arguments&... arguments) {
-    return slabs::AddImage(arguments...);
-  }
-
-  template <typename T>
   static int64_t Space(const GpuExec& exec, const Problem& p, bool gradient) {
     const Tiling z = PlanTiling<Accumulator<T>>(exec.device, p, gradient);
     return z.shared || z.quads > 0 ? 0 : z.blocks * z.block;
   }
-  template <typename T>
-  static bool RouteMakesVotes(const Problem&) {
-    return false;
-  }
+  static bool RouteMakesVotes(const Problem&) { return false; }
 
-  template <typename T>
   static LaunchError Route(const GpuExec& exec, const char* op, const Problem& p,
                            const Places& places, const T*, const T*, const T* votes,
                            const T* bias, const T* logits, T* output,
@@ -205,11 +178,9 @@ struct GpuSteps {
     return slabs::Route(exec, op, z, places, votes, bias, logits, output, space);
   }
 
-  template <typename T>
   static int64_t Parts(const GpuExec& exec, const Problem& p) {
     return PlanTiling<Accumulator<T>>(exec.device, p, true).blocks * PartSize(p);
   }
-  template <typename T>
   static LaunchError RouteBackward(const GpuExec& exec, const char* op,
                                    const Problem& p, const Places& places, const T*,
                                    const T*, const T* grad, const T* bias,
@@ -225,11 +196,10 @@ struct GpuSteps {
     return slabs::RouteBackward(exec, op, z, places, grad, bias, logits, votes, parts,
                                 space);
   }
-  template <typename T>
   static LaunchError AddParts(const GpuExec& exec, const char* op, const Problem& p,
                               const Accumulator<T>* parts, T* grad_bias,
                               T* grad_logits) {
-    return slabs::AddParts(
+    return Copies<T>::AddParts(
         exec, op, PlanTiling<Accumulator<T>>(exec.device, p, true).blocks, Columns(p),
         p.types * p.parents, parts, grad_bias, grad_logits);
   }
@@ -243,14 +213,14 @@ template <typename T>
 ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   const std::string refusal = Refusal(p);
   if (!refusal.empty()) return ForwardPlan<GpuExec, T>::Refuse(refusal);
-  return PlanForwardBySlabs<GpuSteps, T>(exec, p);
+  return PlanForwardBySlabs<GpuSteps<T>, T>(exec, p);
 }
 
 template <typename T>
 BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   const std::string refusal = Refusal(p);
   if (!refusal.empty()) return BackwardPlan<GpuExec, T>::Refuse(refusal);
-  return PlanBackwardBySlabs<GpuSteps, T>(exec, p);
+  return PlanBackwardBySlabs<GpuSteps<T>, T>(exec, p);
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, GpuExec)

@@ -5,7 +5,6 @@
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -42,14 +41,10 @@ __device__ void ForTiles(const Tiling& z, int64_t pixels, const Visit& visit) {
 // constants.
 template <typename A, typename Launch>
 LaunchError WithTiling(const Tiling& tiling, const Launch& launch) {
-  constexpr std::integral_constant<int, 16 / sizeof(A)> kPack;
-  constexpr std::integral_constant<int, 1> kOne;
-  if (tiling.vector == 1) {
-    return tiling.shared ? launch(kOne, std::true_type())
-                         : launch(kOne, std::false_type());
-  }
-  return tiling.shared ? launch(kPack, std::true_type())
-                       : launch(kPack, std::false_type());
+  return WithConstant<1, 16 / sizeof(A)>(tiling.vector, [&](auto pack) {
+    return tiling.shared ? launch(pack, std::true_type())
+                         : launch(pack, std::false_type());
+  });
 }
 
 // Launches `kKernel` on tiles of pixels.

@@ -28,8 +28,6 @@ constexpr int kTileRows = 128;
 // Terms (elements of the contraction) per stage if its lines have 128 bytes.
 template <typename S>
 constexpr int kWideTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
-// Terms per stage for votes, as in_dim is often 32. Lines have 64 or 128 bytes.
-constexpr int kFewTerms = 32;
 constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
 // Registers per thread: at launch, of consumers, and of the producer.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
@@ -201,23 +199,10 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
 template <typename S>
 TmaTensor<3> Matrices(const std::array<uint64_t, 3>& size, uint32_t line,
                       uint32_t rows) {
-  TmaTensor<3> tensor;
-  tensor.size = size;
-  tensor.apart = {size[0], size[1] * size[0]};
+  TmaTensor<3> tensor(size);
   tensor.box = {line, rows, 1};
-  tensor.every = {1, 1, 1};
   tensor.swizzle = static_cast<int>(line * sizeof(S));
   return tensor;
-}
-
-// Calls launch(products) with the first of kFirst, kMore... that covers all columns, at
-// 8 columns each, or else with the last.
-template <int kFirst, int... kMore, typename Launch>
-LaunchError WithProducts(int64_t columns, const Launch& launch) {
-  if constexpr (sizeof...(kMore) > 0) {
-    if (columns > 8 * kFirst) return WithProducts<kMore...>(columns, launch);
-  }
-  return launch(std::integral_constant<int, kFirst>());
 }
 
 // Launches a kernel that has `Stages` as its shared memory.

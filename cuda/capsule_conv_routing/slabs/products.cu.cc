@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/axes.cuh"
-#include "cuda/capsule_conv_routing/slabs/pack.h"
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
 #include "cuda/capsule_conv_routing/slabs/weights.h"
 
@@ -30,20 +29,16 @@ bool Serves(const GpuExec& exec, const Problem& p) {
 
 // Uses the kernels except where convolutions measured at least as fast
 // (docs/notebook/slim_capsules.md):
-// - rows: in volumes of 16-bit types, unless the layer is transposed
-// - windows: with one horizontal tap; with few columns; and in images of 16-bit types,
-//   unless the layer is transposed
+// - votes of 16-bit types: in images with types of fewer than 32 numbers, unless the
+//   layer is transposed, and with rows that fill less than a quarter of a tile
 // - gradient of weights: in volumes of float that need several transposed copies
 template <typename T>
 OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {
-  const bool serves = Serves<T>(exec, p), rows = serves && ReadsRows(p);
-  const bool volume = p.kernel_depth > 1, wide = Columns(p) > 64;
-  rows_ = rows && (kFloats || p.transposed || !volume);
-  windows_ = serves && !rows && p.kernel_width > 1 &&
-             (kFloats ? wide || (Columns(p) == 64 && volume)
-                      : wide && (p.transposed || volume)) &&
-             ReadsWindows(p);
+  const bool serves = Serves<T>(exec, p), volume = p.kernel_depth > 1;
+  votes_ = serves && MakesVotes(p) &&
+           (kFloats || (p.out_width * p.types >= 64 &&
+                        (p.in_dim >= 32 || volume || p.transposed)));
   by_image_ = serves && gradient && AddsImage(p);
   by_weights_ = serves && gradient && (!kFloats || !volume || p.types % 4 == 0) &&
                 SumsWeights(p, kFloats);
@@ -52,9 +47,8 @@ OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient
 template <typename T>
 int64_t OwnProducts<T>::Scratch(const Slab& slab) const {
   constexpr int64_t kFloatSize = sizeof(float) / sizeof(T);
-  return std::max({windows_ ? PaddedImage(p_, slab) : 0,
-                   by_image_ ? ImageHalos(p_, slab) * kFloatSize : 0,
-                   by_weights_ ? Sum(slab).transposed() : 0});
+  return std::max(by_image_ ? ImageHalos(p_, slab) * kFloatSize : 0,
+                  by_weights_ ? Sum(slab).transposed() : 0);
 }
 template <typename T>
 int64_t OwnProducts<T>::Sums(const Slab& slab) const {
@@ -63,48 +57,6 @@ int64_t OwnProducts<T>::Sums(const Slab& slab) const {
 template <typename T>
 WeightSums OwnProducts<T>::Sum(const Slab& slab) const {
   return WeightSums(p_, slab, processors_, kFloats);
-}
-
-template <typename T>
-LaunchError OwnProducts<T>::PackWeights(const GpuExec& exec, const char* op,
-                                        const Slab& slab, const T* weights,
-                                        T* packed) const {
-  const int64_t y_taps = slab.phase.y.taps, x_taps = slab.phase.x.taps;
-  const int64_t z_taps = slab.phase.depth.taps;
-  const int64_t taps = y_taps * x_taps * z_taps, columns = Columns(p_);
-  return rows_ ? slabs::PackWeights(exec, op, taps, 1, 1, p_.in_dim, columns,
-                                    Native(weights), Native(packed))
-               : slabs::PackWeights(exec, op, y_taps, x_taps, z_taps, p_.in_dim,
-                                    columns, Native(weights), Native(packed));
-}
-template <typename T>
-LaunchError OwnProducts<T>::MakeVotes(const GpuExec& exec, const char* op,
-                                      const Slab& slab, const T* input, const T* packed,
-                                      T* scratch, T* votes) const {
-  return rows_ ? MakeRowVotes(exec, op, p_, slab, Native(input), Native(packed),
-                              Native(votes))
-               : MakeWindowVotes(exec, op, p_, slab, Native(input), Native(packed),
-                                 Native(scratch), Native(votes));
-}
-template <typename T>
-LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
-                                     const Slab& slab, const T* grads, const T* weights,
-                                     T* scratch, T* grad_input) const {
-  return AddImageGrad(exec, op, p_, slab, Native(grads), Native(weights),
-                      reinterpret_cast<float*>(scratch), Native(grad_input));
-}
-template <typename T>
-LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
-                                       const Slab& slab, bool first, const T* input,
-                                       const T* grads, T* scratch, float* sums) const {
-  return slabs::SumWeights(exec, op, p_, slab, first, Native(input), Native(grads),
-                           Native(scratch), sums);
-}
-template <typename T>
-LaunchError OwnProducts<T>::FinishWeights(const GpuExec& exec, const char* op,
-                                          const Slab& slab, const float* sums,
-                                          T* grad_weights) const {
-  return slabs::FinishWeights(exec, op, p_, slab, sums, Native(grad_weights));
 }
 
 template class OwnProducts<float>;

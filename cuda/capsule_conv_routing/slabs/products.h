@@ -2,12 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // wgmma kernels for the products of slabs with shared weights, in TF32 or 16-bit types.
-// NoProducts of capsule_conv_slabs_products.h describes their interface. Two kernels
-// compute votes: "rows" reads the input itself, "windows" a padded copy.
+// NoProducts of capsule_conv_slabs_products.h describes their interface.
 #pragma once
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -24,14 +20,14 @@ class OwnProducts {
  public:
   OwnProducts(const GpuExec& exec, const Problem& p, bool gradient);
 
-  Products made() const { return {rows_ || windows_, by_image_, by_weights_}; }
+  Products made() const { return {votes_, by_image_, by_weights_}; }
   int64_t Scratch(const Slab& slab) const;
   int64_t Sums(const Slab& slab) const;
 
   LaunchError PackWeights(const GpuExec& exec, const char* op, const Slab& slab,
                           const T* weights, T* packed) const;
   LaunchError MakeVotes(const GpuExec& exec, const char* op, const Slab& slab,
-                        const T* input, const T* packed, T* scratch, T* votes) const;
+                        const T* input, const T* packed, T* votes) const;
   LaunchError AddImage(const GpuExec& exec, const char* op, const Slab& slab,
                        const T* grads, const T* weights, T* scratch,
                        T* grad_input) const;
@@ -48,32 +44,18 @@ class OwnProducts {
 
   Problem p_;
   int processors_;
-  bool rows_, windows_, by_image_, by_weights_;
+  bool votes_, by_image_, by_weights_;
 };
 
 // Whether each kernel can compute all slabs of a problem that meets the conditions
 // common to all kernels (products.cu.cc).
-bool ReadsRows(const Problem& p);
-bool ReadsWindows(const Problem& p);
+bool MakesVotes(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p, bool transposes);
 
-// Workspace of a slab: elements of the padded copy, and floats of the halos.
-int64_t PaddedImage(const Problem& p, const Slab& slab);
+// Floats of the halos of a slab, for AddImage.
 int64_t ImageHalos(const Problem& p, const Slab& slab);
 
-// S is one of these types.
-#define CAPSOPS_FOR_EACH_PRODUCT_TYPE(DO) DO(float) DO(__half) DO(__nv_bfloat16)
-template <typename S>
-LaunchError MakeRowVotes(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const S* input, const S* packed, S* votes);
-template <typename S>
-LaunchError MakeWindowVotes(const GpuExec& exec, const char* op, const Problem& p,
-                            const Slab& slab, const S* input, const S* packed,
-                            S* padded, S* votes);
-template <typename S>
-LaunchError AddImageGrad(const GpuExec& exec, const char* op, const Problem& p,
-                         const Slab& slab, const S* grads, const S* weights,
-                         float* halos, S* grad_input);
+#define CAPSOPS_FOR_EACH_PRODUCT_TYPE(DO) DO(float) DO(Float16) DO(BFloat16)
 
 }  // namespace capsops::capsule_conv_routing::slabs

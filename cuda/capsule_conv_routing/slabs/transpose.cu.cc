@@ -90,9 +90,7 @@ LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p
                            quad_bits, reinterpret_cast<const float4*>(image),
                            transposed);
   };
-  if (w.copies == 1) return launch(std::integral_constant<int, 1>());
-  if (w.copies == 2) return launch(std::integral_constant<int, 2>());
-  return launch(std::integral_constant<int, 4>());
+  return WithConstant<1, 2, 4>(w.copies, launch);
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -251,7 +251,6 @@ TmaTensor<5> TransposedBoxes(const WeightSums& w) {
                   frames * rows * remainders * pitch};
   tensor.box = {static_cast<uint32_t>(w.terms()), 1, 1, 1,
                 static_cast<uint32_t>(w.box)};
-  tensor.every = {1, 1, 1, 1, 1};
   return tensor;
 }
 TmaTensor<5> ImageBoxes(const WeightSums& w, uint64_t height) {
@@ -263,64 +262,63 @@ TmaTensor<5> ImageBoxes(const WeightSums& w, uint64_t height) {
   tensor.apart = {dim, types * dim, row, height * row};
   tensor.box = {static_cast<uint32_t>(w.box), static_cast<uint32_t>(types),
                 static_cast<uint32_t>(w.stage_step()), 1, 1};
-  tensor.every = {1, 1, static_cast<uint32_t>(w.x_stride), 1, 1};
+  tensor.every[2] = w.x_stride;
   tensor.swizzle = w.box == 8 ? 0 : w.box * 2;
   return tensor;
 }
 
-template <typename S>
-LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
-                       const Slab& slab, bool first, const S* input, const S* grads,
-                       S* transposed, float* parts) {
-  constexpr bool kTransposes = std::is_same_v<S, float>;
-  const WeightSums w(p, slab, exec.device.processors, kTransposes);
+template <typename T>
+LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
+                                       const Slab& slab, bool first, const T* input,
+                                       const T* grads, T* scratch, float* sums) const {
+  using S = CudaType<T>;
+  const WeightSums w = Sum(slab);
   const uint64_t columns = w.columns, lines = uint64_t{1} * w.z.count * w.y.count;
   const uint64_t positions = uint64_t{1} * w.chunks * w.terms();
   CUtensorMap votes, image;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
-      op, grads,
+      op, Native(grads),
       Matrices<S>({columns, positions, lines}, kSwizzleBytes / sizeof(S), w.terms()),
       &votes));
-  const S* const from = input + FirstRow(p, slab);
-  if constexpr (kTransposes) {
-    CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p, w, from, transposed));
-    CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, transposed, TransposedBoxes(w), &image));
+  const S* const from = Native(input) + FirstRow(p_, slab);
+  if constexpr (kFloats) {
+    CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p_, w, from, scratch));
+    CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, scratch, TransposedBoxes(w), &image));
   } else {
     CAPSOPS_RETURN_IF_ERROR(
-        MakeTensorMap(op, from, ImageBoxes(w, p.in_height), &image));
+        MakeTensorMap(op, from, ImageBoxes(w, p_.in_height), &image));
   }
-  return WithProducts<16, 32>(w.products * 8, [&](auto products) {
+  return WithConstant<16, 32>(w.products, [&](auto products) {
     return LaunchProduct<SumWeightsKernel<S, products.value>,
-                         SumStages<S, products.value>>(
-        op, exec, w.blocks(), votes, image, w, w.steps(), first,
-        reinterpret_cast<float4*>(parts));
+                         SumStages<S, products.value>>(op, exec, w.blocks(), votes,
+                                                       image, w, w.steps(), first,
+                                                       reinterpret_cast<float4*>(sums));
   });
 }
 
-template <typename S>
-LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
-                          const Slab& slab, const float* parts, S* grad_weights) {
-  const WeightSums w(p, slab, exec.device.processors, std::is_same_v<S, float>);
+template <typename T>
+LaunchError OwnProducts<T>::FinishWeights(const GpuExec& exec, const char* op,
+                                          const Slab& slab, const float* sums,
+                                          T* grad_weights) const {
+  using S = CudaType<T>;
+  const WeightSums w = Sum(slab);
   const auto launch = [&](auto shares) {
     return LaunchDependent(
         op, FinishWeightsKernel<S, shares.value>,
         dim3(w.row_tiles * w.column_tiles * w.products * kConsumerWarps),
-        32 * shares.value, 0, exec, w, Relay(p, slab.phase),
-        reinterpret_cast<const float4*>(parts), grad_weights);
+        32 * shares.value, 0, exec, w, Relay(p_, slab.phase),
+        reinterpret_cast<const float4*>(sums), grad_weights);
   };
   // With few parts, sharing them among warps takes longer than adding them.
-  if (std::max(w.splits, w.last_splits) < 32) {
-    return launch(std::integral_constant<int, 1>());
-  }
-  return launch(std::integral_constant<int, 8>());
+  return WithConstant<1, 8>(std::max(w.splits, w.last_splits) < 32 ? 1 : 8, launch);
 }
 
-#define CAPSOPS_INSTANTIATE(S)                                                       \
-  template LaunchError SumWeights<S>(const GpuExec&, const char*, const Problem&,    \
-                                     const Slab&, bool, const S*, const S*, S*,      \
-                                     float*);                                        \
-  template LaunchError FinishWeights<S>(const GpuExec&, const char*, const Problem&, \
-                                        const Slab&, const float*, S*);
+#define CAPSOPS_INSTANTIATE(T)                                                        \
+  template LaunchError OwnProducts<T>::SumWeights(                                    \
+      const GpuExec&, const char*, const Slab&, bool, const T*, const T*, T*, float*) \
+      const;                                                                          \
+  template LaunchError OwnProducts<T>::FinishWeights(                                 \
+      const GpuExec&, const char*, const Slab&, const float*, T*) const;
 CAPSOPS_FOR_EACH_PRODUCT_TYPE(CAPSOPS_INSTANTIATE)
 #undef CAPSOPS_INSTANTIATE
 

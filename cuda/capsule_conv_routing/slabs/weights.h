@@ -81,15 +81,5 @@ struct WeightSums {
 // Transposes the rows that a slab reads. `image` is the first of them.
 LaunchError TransposeImage(const GpuExec& exec, const char* op, const Problem& p,
                            const WeightSums& w, const float* image, float* transposed);
-// Adds a slab to the partial sums; the first slab of a phase sets them. `grads` is the
-// gradient of the slab's votes.
-template <typename S>
-LaunchError SumWeights(const GpuExec& exec, const char* op, const Problem& p,
-                       const Slab& slab, bool first, const S* input, const S* grads,
-                       S* transposed, float* parts);
-// Adds up the partial sums after the last slab of a phase.
-template <typename S>
-LaunchError FinishWeights(const GpuExec& exec, const char* op, const Problem& p,
-                          const Slab& slab, const float* parts, S* grad_weights);
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -5,7 +5,6 @@
 // parents, by mma.
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <type_traits>
 
 #include "cuda/capsule_moments/mma/plan.cuh"

@@ -159,20 +159,15 @@ Workspace LayOut(const Problem& p, const GpuExec& exec, const CountParts& count_
 // Calls run(second, logit, Q) with the kernels' compile-time parameters.
 template <typename Run>
 LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
-  const auto with_q = [&](auto second, auto logit) {
-    if (p.pose_inner == 5) return run(second, logit, std::integral_constant<int, 5>{});
-    return run(second, logit, std::integral_constant<int, 4>{});
-  };
-  const auto with_logit = [&](auto second) {
-    if (p.has_linear || p.has_prior) {
-      return with_q(second, std::integral_constant<int, 2>{});
-    }
-    if (HasLogits(p) || p.normalize == kNone) {
-      return with_q(second, std::integral_constant<int, 1>{});
-    }
-    return with_q(second, std::integral_constant<int, 0>{});
-  };
-  return second ? with_logit(std::true_type{}) : with_logit(std::false_type{});
+  const int logit = p.has_linear || p.has_prior            ? 2
+                    : HasLogits(p) || p.normalize == kNone ? 1
+                                                           : 0;
+  return WithConstant<0, 1, 2>(logit, [&](auto logit) {
+    return WithConstant<4, 5>(p.pose_inner, [&](auto q) {
+      return second ? run(std::true_type(), logit, q)
+                    : run(std::false_type(), logit, q);
+    });
+  });
 }
 
 // Launches one pass, and FinishKernel if blocks share groups. tile.cuh explains kSplit.

@@ -77,21 +77,6 @@ int ChooseV(int64_t columns, int max_v) {
   return best;
 }
 
-// Calls launch(V) with a compile-time V; kMax limits what is compiled.
-template <int kMax, typename Launch>
-LaunchError WithV(int v, const Launch& launch) {
-  if constexpr (kMax >= 5) {
-    if (v == 5) return launch(std::integral_constant<int, 5>{});
-  }
-  if constexpr (kMax >= 4) {
-    if (v == 4) return launch(std::integral_constant<int, 4>{});
-  }
-  if constexpr (kMax >= 2) {
-    if (v == 2) return launch(std::integral_constant<int, 2>{});
-  }
-  return launch(std::integral_constant<int, 1>{});
-}
-
 // The largest V whose V K weights take at most 320 (forward) or 160 bytes of a lane's
 // registers.
 template <typename T>
@@ -129,15 +114,14 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec&, const Problem& p) {
                         if (blocks == 0) return {};
                         Sizes sizes = z;
                         sizes.vector = z.in_dim == kDepth && Words(z.in_dim, {weights});
-                        return WithV<kMax>(best_v, [&](auto v) {
-                          return LaunchForward<T, kDepth, v>(exec, sizes, blocks, input,
-                                                             weights, output);
+                        return WithConstant<1, 2, 4, 5>(best_v, [&](auto v) {
+                          constexpr int kV = std::min<int>(v, kMax);
+                          return LaunchForward<T, kDepth, kV>(exec, sizes, blocks,
+                                                              input, weights, output);
                         });
                       });
   };
-  if (p.in_dim <= 8) return with_k(std::integral_constant<int, 8>{});
-  if (p.in_dim <= 16) return with_k(std::integral_constant<int, 16>{});
-  return with_k(std::integral_constant<int, kMaxForwardK>{});
+  return WithConstant<8, 16, kMaxForwardK>(p.in_dim, with_k);
 }
 
 template <typename T>
@@ -159,7 +143,8 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec&, const Problem& p) {
         sizes.vector = p.in_dim % kBackwardK == 0 &&
                        Words(p.in_dim, {input, weights}) && Aligned16(grad_weights);
         const bool words = sizes.vector && Words(z.columns, {grad});
-        return WithV<kBackwardMaxV<T>>(best_v, [&](auto v) {
+        return WithConstant<1, 2, 4, 5>(best_v, [&](auto any_v) {
+          constexpr int v = std::min<int>(any_v, kBackwardMaxV<T>);
           constexpr int kFew = kBackwardWarps, kMany = kMaxBackwardWarps;
           const bool few = d.column_tiles * d.k_tiles <= kFew;
           const auto launch = words ? few ? LaunchBackward<T, v, true, kFew>

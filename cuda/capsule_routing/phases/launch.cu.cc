@@ -6,7 +6,6 @@
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
-#include <string>
 #include <type_traits>
 
 #include "cc/launch/capsule_routing.h"

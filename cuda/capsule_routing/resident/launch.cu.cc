@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 
 #include "cc/launch/capsule_routing.h"
 #include "cuda/capsule_routing/obstacles.cuh"
