@@ -8,7 +8,7 @@ import math
 import keras
 import tensorflow as tf
 
-_PIXELS = 1 << 15  # The number of pixels in a band.
+_PIXELS = 1 << 16  # The number of pixels in a band.
 
 
 def count(network, inputs):

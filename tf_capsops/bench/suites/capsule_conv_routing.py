@@ -139,7 +139,7 @@ def _correctness_cases():
         ("tiles_images", (5, 24, 24), (3, 3, 3), (8, 8, 4, 32), {"batch": 3}),
         ("tiles_half", (9, 32), (3, 3), (4, 16, 2, 16), {}),
         ("tiles_columns", (6, 32), (3, 2), (2, 24, 3, 40), {}),
-        ("weights_far", (3, 256), (2, 5), (1, 16, 2, 16), {"strides": (1, 4)}),
+        ("weights_far", (3, 256), (2, 5), (1, 16, 4, 16), {"strides": (1, 4)}),
         ("weights_farthest", (3, 256), (2, 9), (2, 32, 2, 16), {"strides": (1, 8)}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
