@@ -81,8 +81,9 @@ __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
 }
 
 // Returns the bits of a descriptor that describe swizzled lines of 32, 64 or 128 bytes,
-// as in TMA boxes: the kind of swizzle, and the distance between groups of 8 lines.
-// Each group is contiguous, and the operand begins at a multiple of a group's bytes.
+// as in TMA boxes: the kind of swizzle, and the distance between groups of 8 lines,
+// which is contiguous. Boxes begin at a multiple of 8 lines. A K-major operand may
+// begin at any line, because the swizzle depends on the address in shared memory alone.
 __device__ inline uint64_t DescribeSwizzle(uint32_t line) {
   const uint64_t kind = line == 128 ? 1 : line == 64 ? 2 : 3;
   return (kind << 62) | (uint64_t{line / 2} << 32);

@@ -93,10 +93,11 @@ struct FrameAxis {
   }
 };
 
-// Calls visit(frame, row, z_tap, y_tap) for each image row that row `row` of frame
-// `frame` of the votes reads. Without kVotes, `row` is the first of `several` image
-// rows, y.stride apart, and visit() gets the row of the votes that Reader() returns for
-// them.
+// Calls visit(frame, row, z_tap, y_tap) for what a tile reads. With kVotes, the tile
+// has `several` rows of the votes from row `row` of frame `frame` on, and visit() gets
+// the image row that the first of them reads, which may lie above the image if only a
+// later one reads something. Without kVotes, it has `several` image rows, y.stride
+// apart, and visit() gets the row of the votes that Reader() returns for them.
 template <bool kVotes, typename Visit>
 __device__ void ForTaps(const FrameAxis& z, const TapAxis& y, int frame, int row,
                         int several, const Visit& visit) {

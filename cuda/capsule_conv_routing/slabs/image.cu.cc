@@ -276,7 +276,7 @@ bool AddsImage(const Problem& p) {
 // Divides the image rows into the tiles that AddPixels expects.
 template <typename S>
 ImageTiles PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
-  ImageTiles w(p, slab, kWideTerms<S>, add.tile_pixels * p.types);
+  ImageTiles w(p, slab, kStageTerms<S>, add.tile_pixels * p.types);
   w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
   w.tile_rows = add.tile_rows;
   return w;
@@ -290,9 +290,9 @@ int64_t ImageHalos(const Problem& p, const Slab& slab) {
 
 // Adds the gradient by "tiles".
 template <typename S>
-LaunchError AddTiles(const GpuExec& exec, const char* op, const Problem& p,
-                     const Slab& slab, const S* grads, const S* weights, float* halos,
-                     S* grad_input) {
+LaunchError AddByTiles(const GpuExec& exec, const char* op, const Problem& p,
+                       const Slab& slab, const S* grads, const S* weights, float* halos,
+                       S* grad_input) {
   AddPixels<S> add(p, slab.phase);
   add.image = grad_input;
   add.halos = halos;
@@ -318,12 +318,12 @@ LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
   if (FrameAxis(p_, slab).read == 0) return {};
   S* const image = Native(grad_input) + FirstRow(p_, slab);
   if (!IsDirect(p_)) {
-    return AddTiles(exec, op, p_, slab, Native(grads), Native(weights),
-                    reinterpret_cast<float*>(scratch), image);
+    return AddByTiles(exec, op, p_, slab, Native(grads), Native(weights),
+                      reinterpret_cast<float*>(scratch), image);
   }
-  const ImageTiles w(p_, slab, kWideTerms<S>);
-  AddTile<S> add;
-  CAPSOPS_RETURN_IF_ERROR(MakeAddTile(op, w, image, &add));
+  const ImageTiles w(p_, slab, kStageTerms<S>);
+  AddDirect<S> add;
+  CAPSOPS_RETURN_IF_ERROR(MakeAddDirect(op, w, image, &add));
   return WithConstant<8, 16, 20, 24, 28, 32>(
       CeilDivide(w.wide(), 8), [&](auto products) {
         return LaunchImageGrad<products.value>(exec, op, w, 8 * products.value,

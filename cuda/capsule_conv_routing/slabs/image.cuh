@@ -114,7 +114,7 @@ __device__ void ForImageTiles(const ImageTiles& w, const Visit& visit) {
 
 // Epilogue: adds sums to an image in which position n is read by votes at position n.
 template <typename S>
-struct AddTile {
+struct AddDirect {
   using Element = S;
   static constexpr int kBytes = kStoreBytes<S>;
   CUtensorMap to;
@@ -133,8 +133,8 @@ struct AddTile {
 };
 
 template <typename S>
-LaunchError MakeAddTile(const char* op, const ImageTiles& w, S* image,
-                        AddTile<S>* add) {
+LaunchError MakeAddDirect(const char* op, const ImageTiles& w, S* image,
+                          AddDirect<S>* add) {
   add->columns = w.filter_rows;
   auto tensor =
       ImageTiles::Rows(w.filter_rows, w.image_positions, w.y.read, w.height, w.z.read);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                     const __grid_constant__ Epilogue epilogue) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using S = typename Epilogue::Element;
-  using Ring = Stages<S, kWideTerms<S>, kProducts, Epilogue::kBytes>;
+  using Ring = Stages<S, kProducts, Epilogue::kBytes>;
   auto& stages = Ring::Start(kConsumerWarps);
   GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
@@ -177,9 +177,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
               for (int chunk = 0; chunk < w.chunks; ++chunk, at.Next(Ring::kCount)) {
                 char* const stage = stages.memory[at.at];
                 Barrier& full = stages.Claim(at, bytes);
-                TmaLoad(votes, chunk * kWideTerms<S>, tile.across * w.tile_positions,
+                TmaLoad(votes, chunk * kStageTerms<S>, tile.across * w.tile_positions,
                         row, frame, full, stage);
-                TmaLoad(weights, chunk * kWideTerms<S>,
+                TmaLoad(weights, chunk * kStageTerms<S>,
                         tile.column_tile * w.tile_columns, z_tap, 0, y_tap, full,
                         stage + Ring::kRowBytes);
               }
@@ -210,16 +210,16 @@ template <int kProducts, typename S, typename Epilogue>
 LaunchError LaunchImageGrad(const GpuExec& exec, const char* op, ImageTiles w,
                             int columns, const S* votes, const S* weights,
                             const Epilogue& epilogue) {
-  using Ring = Stages<S, kWideTerms<S>, kProducts, Epilogue::kBytes>;
+  using Ring = Stages<S, kProducts, Epilogue::kBytes>;
   w.tile_columns = columns;
   const uint64_t terms = w.terms;
   const uint64_t z_taps = w.z.image.taps, x_taps = w.x_taps, y_taps = w.y.taps;
   TmaTensor<5> filter(
       {terms, static_cast<uint64_t>(w.filter_rows), z_taps, x_taps, y_taps});
-  filter.box = {kWideTerms<S>, static_cast<uint32_t>(columns), 1,
+  filter.box = {kStageTerms<S>, static_cast<uint32_t>(columns), 1,
                 static_cast<uint32_t>(x_taps), 1};
   auto read = ImageTiles::Rows(terms, w.positions, w.y.count, w.y.count, w.z.count);
-  read.box = {kWideTerms<S>, static_cast<uint32_t>(w.box_positions()),
+  read.box = {kStageTerms<S>, static_cast<uint32_t>(w.box_positions()),
               static_cast<uint32_t>(w.tile_rows), 1};
   CUtensorMap left, right;
   CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, votes, read, &left));

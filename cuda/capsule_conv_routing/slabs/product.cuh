@@ -6,7 +6,8 @@
 // tiles of 128 rows by 8 kProducts columns, in TF32 (S is float) or in a 16-bit type S.
 // Warps 0 to 7 are two consumer warpgroups, which multiply and store. One warp or
 // thread of the third warpgroup is the producer: it fills the stages with boxes of both
-// operands by TMA.
+// operands by TMA. VotesKernel uses the same threads and registers, but tiles and
+// stages of its own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,9 +26,9 @@
 namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kTileRows = 128;
-// Terms (elements of the contraction) per stage if its lines have 128 bytes.
+// Terms (elements of the contraction) per stage. Its lines have 128 bytes.
 template <typename S>
-constexpr int kWideTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
+constexpr int kStageTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
 constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
 // Registers per thread: at launch, of consumers, and of the producer.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
@@ -47,12 +48,12 @@ constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes<S>;
 constexpr int kRingBytes = 225 << 10, kMostSharedBytes = kRingBytes + kAlignment + 512;
 
 // Layout of shared memory: a ring of stages, kEpilogueBytes for the epilogue (a
-// multiple of 1024), and barriers. A stage holds kTerms terms of 128 rows, then of 8
-// kProducts columns.
-template <typename S, int kTerms, int kProducts, int kEpilogueBytes = kStoreBytes<S>>
+// multiple of 1024), and barriers. A stage holds kStageTerms terms of 128 rows, then of
+// 8 kProducts columns.
+template <typename S, int kProducts, int kEpilogueBytes = kStoreBytes<S>>
 struct Stages {
   static_assert(kEpilogueBytes % 1024 == 0);
-  static constexpr int kLine = kTerms * static_cast<int>(sizeof(S));  // 64 or 128
+  static constexpr int kLine = kSwizzleBytes;
   static constexpr int kRowBytes = kTileRows * kLine;
   static constexpr int kBytes = kRowBytes + kProducts * 8 * kLine;
   static constexpr int kCount = (kRingBytes - kEpilogueBytes) / kBytes;
@@ -123,8 +124,8 @@ __device__ inline void Complete(float (&sums)[kProducts][4]) {
   }
 }
 
-template <typename S, int kTerms, int kProducts, int kEpilogueBytes>
-__device__ inline void Stages<S, kTerms, kProducts, kEpilogueBytes>::Multiply(
+template <typename S, int kProducts, int kEpilogueBytes>
+__device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
     int steps, PipelineState* at, float (&sums)[kProducts][4]) {
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   Clear(sums);

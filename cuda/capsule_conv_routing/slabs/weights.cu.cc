@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                      const int steps, const bool first, float4* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Ring = SumStages<S, kProducts>;
-  constexpr int kTerms = kWideTerms<S>;
+  constexpr int kTerms = kStageTerms<S>;
   constexpr int kColumnBox = kSwizzleBytes / sizeof(S);
   auto& stages = Ring::Start(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
   const SumsPlace place(w, steps);

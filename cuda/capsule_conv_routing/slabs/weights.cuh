@@ -30,7 +30,7 @@ __device__ inline void LoadColumns(const char* stage, int column,
                                    uint32_t (&rows)[4][4]) {
   const int t = threadIdx.x % 4;
   const char* const from =
-      stage + column / 32 * (kWideTerms<float> * kSwizzleBytes) + column % 4 * 4;
+      stage + column / 32 * (kStageTerms<float> * kSwizzleBytes) + column % 4 * 4;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ inline void LoadColumns(const char* stage, int column,
 }
 
 template <typename S, int kProducts>
-using SumStages = Stages<S, kWideTerms<S>, kProducts>;
+using SumStages = Stages<S, kProducts>;
 
 // Issues the products of a stage. For 16-bit types, each position of an image box has a
 // line of `line` bytes.
@@ -63,7 +63,7 @@ __device__ void AddStage(const char* votes, const char* image, int warp, int lin
                                 true);
     }
   } else {
-    constexpr int kTerms = kWideTerms<S>;
+    constexpr int kTerms = kStageTerms<S>;
     const uint32_t left =
         DescriptorAddress(votes) + warp / 4 * (kTerms * kSwizzleBytes / 16);
     const uint64_t operand = MakeMnMajorDescriptor(right, kTerms * line / 16, line);
