@@ -24,7 +24,7 @@ namespace capsops::capsule_conv_routing::slabs {
 struct VoteMemory {
   char *ring, *buffers;
   Barrier *full, *empty;
-  Barrier* turns;  // of the consumer warpgroups, which multiply in turn
+  Barrier* turns;  // for the consumer warpgroups to multiply in turn
 
   template <typename S>
   __device__ static VoteMemory Start(const VoteStage& stage) {

@@ -34,7 +34,7 @@ struct VoteStage {
   int types;   // types of a pixel, in the sense above
   int pixels;  // pixels of the votes in a row of a tile
   int stride, x_taps;
-  int first_pixel;           // what the first window begins with; may be negative
+  int first_pixel;           // begin of the first window; may be negative
   int boxes;                 // boxes for each row
   int loads, load_lines;     // TMA loads of a box, and lines of each
   int line, chunks;          // bytes of a line, and chunks of the channels
@@ -55,7 +55,8 @@ struct VoteTiles {
   FrameAxis z;
   RowAxis y;
   VoteStage stage;
-  int positions, columns;    // of a row of the votes: positions, and numbers of parents
+  int positions;             // in a row of the votes
+  int columns;               // numbers of all parents
   int across, column_tiles;  // tiles of a row of the votes, and of all columns
 
   VoteTiles(const Problem& p, const Slab& slab, int element);
