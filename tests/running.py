@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import sys
+import warnings
 import zlib
 
 # Read when NumPy and TensorFlow are imported. The references' products are small.
@@ -167,6 +168,20 @@ def eagerly():
     """Functions run eagerly. test_cli and test_train_options train in graphs, too."""
     with quick.eager():
         yield
+
+
+@pytest.fixture
+def uncounted():
+    """Lines that run are not counted: converters would take half as long again."""
+    coverage = sys.modules.get("coverage")
+    running = coverage and coverage.Coverage.current()
+    if running:
+        running.stop()
+    yield
+    if running:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that modules have been imported
+            running.start()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import quick
 import rich.console
 import tensorflow as tf
 from benching import training_options
@@ -116,9 +117,9 @@ def test_report(tmp_path, capsys):
 )
 def test_a_network_without_a_plain_one_is_measured_alone(case, monkeypatch):
     monkeypatch.setattr(pytorch, "is_installed", lambda: False)
-    (result,) = training.run(
-        training_options(model=[case.name], steps_per_execution=[1])
-    )
+    options = training_options(model=[case.name], steps_per_execution=[1])
+    with quick.eager():
+        (result,) = training.run(options)
     ((name, entry),) = result["methods"].items()
     assert name == report.OURS and entry["median_us"] > 0
     with fitting.scope("float32", "CPU"):

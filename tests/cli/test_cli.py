@@ -11,9 +11,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 import quick
+import small
 
 import tf_capsops
-from tf_capsops import data, models
+from tf_capsops import data
 from tf_capsops.__main__ import main
 from tf_capsops.cli import figures
 from tf_capsops.cli.evaluation import confusion_matrix
@@ -141,17 +142,7 @@ def _shown(coefficients, folder, monkeypatch, classes=3):
 
     Returns the arrays of its pictures, and the colour scales they were shown with.
     """
-    model = models.capsnet(
-        (9, 9, 1),
-        classes,
-        filters=4,
-        kernel_size=3,
-        primary_channels=3,
-        primary_dim=2,
-        primary_kernel_size=3,
-        capsule_dim=2,
-        decoder_units=(4,),
-    )
+    model = small.capsnet((9, 9, 1), classes, primary_channels=3)
     monkeypatch.setattr(model, "routing_coefficients", lambda images: coefficients)
     images, labels = (
         np.random.default_rng(0).random([2, 9, 9, 1]),

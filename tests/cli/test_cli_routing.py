@@ -7,6 +7,7 @@ import pathlib
 import shutil
 
 import keras
+import noise
 import numpy as np
 import pytest
 import quick
@@ -29,12 +30,7 @@ _RULES = {
 
 def _draw():
     """Writes a small file, noise.npz; returns the arguments of `train` for it."""
-    random = np.random.default_rng(1)
-    arrays = {}
-    for part, count in (("train", 6), ("test", 4)):
-        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
-        arrays[f"y_{part}"] = np.arange(count) % 2
-    np.savez("noise.npz", **arrays)
+    noise.save(".", 6, 4)
     return ["train", "--data", "noise.npz", "--epochs", "1", "--batch-size", "6"]
 
 

@@ -9,8 +9,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 import quick
+import small
 
-from tf_capsops import data, inq, models
+from tf_capsops import data, inq
 from tf_capsops.__main__ import main
 from tf_capsops.inq.kernels import layers_and_kernels
 
@@ -20,11 +21,7 @@ def folder(tmp_path_factory):
     """A directory with `float.keras`, `codes.keras` and a picture, `3.png`."""
     folder = tmp_path_factory.mktemp("coded")
     keras.utils.set_random_seed(1)
-    model = models.capsnet(
-        *((8, 8, 1), 10),
-        **{"filters": 8, "kernel_size": 3, "primary_channels": 2},
-        **{"primary_kernel_size": 3, "decoder_units": (16,)},
-    )
+    model = small.capsnet(classes=10)
     for _, kernel in layers_and_kernels(model):
         kernel.assign(inq.quantize(kernel, 5))
     model.save(folder / "float.keras")

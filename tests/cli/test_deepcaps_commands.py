@@ -11,6 +11,8 @@ import tensorflow as tf
 from tf_capsops.__main__ import main
 from tf_capsops.models import deepcaps
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 
 @pytest.fixture
 def file(tmp_path):

@@ -11,6 +11,7 @@ import types
 
 import fresh
 import keras
+import noise
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -36,12 +37,7 @@ EPOCHS = 3
 def folder(tmp_path_factory):
     """A folder with noise.npz, whose shares are not all of one size."""
     folder = tmp_path_factory.mktemp("distributed")
-    random = np.random.default_rng(1)
-    arrays = {}
-    for part, count in (("train", 23), ("test", 9)):
-        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
-        arrays[f"y_{part}"] = np.arange(count) % 2
-    np.savez(folder / "noise.npz", **arrays)
+    noise.save(folder, 23, 9)
     return folder
 
 

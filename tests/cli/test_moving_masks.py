@@ -16,6 +16,8 @@ from tf_capsops.cli.pipeline import training_batches
 from tf_capsops.cli.presets import Distortion
 from tf_capsops.data.samples import ArraySamples
 
+pytestmark = pytest.mark.usefixtures("eagerly")
+
 _CHANGES = {
     "shift": {"shift": 3.0},
     "turn": {"degrees": 40.0},

@@ -12,6 +12,7 @@ import fresh
 import nibabel
 import numpy as np
 import pytest
+import quick
 
 from tf_capsops import data
 from tf_capsops.__main__ import main
@@ -113,19 +114,26 @@ def test_a_volume_is_scaled_by_its_own_voxels(tmp_path):
     assert not data.read_volume(_write(tmp_path / "empty.nii", 0 * rare)).any()
 
 
-@pytest.mark.parametrize("axes", _AXES)
-def test_masks_lie_where_their_volumes_do(tmp_path, axes, monkeypatch, capsys):
-    run, size = tmp_path / "run", (9, 13, 10)
-    random = np.random.default_rng(3)
-    masks = _volumes(tmp_path / "organs", 3, (8, 8, 8))
-    given = ["--data", str(tmp_path / "organs"), "--epochs", "1", "--batch-size", "2"]
-    assert main(["train", *given, "--output", str(run)]) == 0
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of a folder of small volumes."""
+    folder = tmp_path_factory.mktemp("volumes")
+    run = folder / "run"
+    masks = _volumes(folder / "organs", 3, (8, 8, 8))
+    given = ["--data", str(folder / "organs"), "--epochs", "1", "--batch-size", "2"]
+    with quick.eager():
+        assert main(["train", *given, "--output", str(run)]) == 0
+        assert main(["evaluate", str(run)]) == 0
     config = json.loads((run / "config.json").read_text())
     assert config["model"] == "ucaps3d" and config["classes"] == ["0", "7"]
     assert config["pictures"]["image_size"] == [8, 8, 8] and len(masks) == 3
-    assert main(["evaluate", str(run)]) == 0
     assert (run / "overlays.png").is_file()
-    capsys.readouterr()
+    return run
+
+
+@pytest.mark.parametrize("axes", _AXES)
+def test_masks_lie_where_their_volumes_do(run, tmp_path, axes, monkeypatch, capsys):
+    size, random = (9, 13, 10), np.random.default_rng(3)
     # A network that finds what is bright.
     monkeypatch.setattr(
         tiles, "classes_of", lambda _, image, __: 1 * (image[..., 0] > 0.5)

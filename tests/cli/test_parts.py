@@ -8,6 +8,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import small
 
 from tf_capsops import models, routing
 from tf_capsops.__main__ import main
@@ -15,26 +16,19 @@ from tf_capsops.cli import figures, parts
 
 pytestmark = pytest.mark.usefixtures("eagerly")
 
-_SIZES = {"filters": 4, "kernel_size": 3}
 _NETWORKS = {
-    "capsnet": lambda: models.capsnet(
-        (9, 9, 1),
-        3,
-        primary_channels=2,
-        primary_kernel_size=3,
-        decoder_units=(4,),
-        **_SIZES,
-    ),
+    "capsnet": lambda: small.capsnet((9, 9, 1)),
     "em": lambda: models.matrix_capsnet(
         (9, 9, 1),
         3,
+        filters=4,
+        kernel_size=3,
         strides=2,
         primary_capsules=2,
         capsules=(3,),
         capsule_kernel_sizes=(2,),
         capsule_strides=(2,),
         routing=routing.EM(2),
-        **_SIZES,
     ),
 }
 

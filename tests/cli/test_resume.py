@@ -11,6 +11,7 @@ import time
 
 import fresh
 import keras
+import noise
 import numpy as np
 import pytest
 
@@ -32,12 +33,7 @@ pytestmark = pytest.mark.usefixtures("eagerly")
 def finished(tmp_path_factory):
     """A folder with noise.npz and runs/noise, of four epochs; and the arguments."""
     folder = tmp_path_factory.mktemp("finished")
-    random = np.random.default_rng(1)
-    arrays = {}
-    for part, count in (("train", 40), ("test", 8)):
-        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
-        arrays[f"y_{part}"] = np.arange(count) % 2
-    np.savez(folder / "noise.npz", **arrays)
+    noise.save(folder, 40, 8)
     arguments = ["train", "--data", "noise.npz", "--batch-size", "4"]
     arguments += ["--epochs", "4", "--seed", "7", "--reconstruction-weight", "0.1"]
     fresh.finish(fresh.start(fresh.UNDRAWN + _COMMAND, *arguments, cwd=folder))

@@ -8,6 +8,7 @@ import warnings
 
 import fresh
 import keras
+import noise
 import numpy as np
 import pytest
 import quick
@@ -21,12 +22,7 @@ from tf_capsops.errors import CommandError
 def images(tmp_path, monkeypatch):
     """The arguments of `train` for a small file, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
-    random = np.random.default_rng(1)
-    arrays = {}
-    for part, count in (("train", 22), ("test", 8)):
-        arrays[f"x_{part}"] = random.random([count, 8, 8, 1], np.float32)
-        arrays[f"y_{part}"] = np.arange(count) % 2
-    np.savez("noise.npz", **arrays)
+    noise.save(".", 22, 8)
     return ["train", "--data", "noise.npz", "--epochs", "2", "--batch-size", "4"]
 
 

@@ -5,6 +5,7 @@
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 from quantized import quantize
 from reference import fake_quant as reference
@@ -70,11 +71,7 @@ def _routed():
 
 
 def _capsnet():
-    return models.capsnet(
-        *((8, 8, 1), 3),
-        **{"filters": 16, "kernel_size": 3, "primary_channels": 4},
-        **{"primary_kernel_size": 3, "decoder_units": (32,)},
-    )
+    return small.capsnet(filters=16, primary_channels=4, decoder_units=(32,))
 
 
 def _half():
@@ -142,7 +139,7 @@ def _fakes(model):
 @every_model
 def test_a_copy_computes_as_the_training_did(tmp_path, name):
     """Weights are unfinished and stay what they are, so every bit is the same."""
-    model, images, _, _ = _trained(name)
+    model, images, _, _ = _trained(name, run_eagerly=True)
     converted = inq.convert(model, activation_bits=8)
     _assert_equal(converted(images), model(images))
     assert not np.array_equal(
@@ -156,7 +153,7 @@ def test_a_copy_computes_as_the_training_did(tmp_path, name):
 
 @pytest.mark.parametrize(
     "compiling",
-    [{"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}],
+    [{}, {"jit_compile": True}, {"steps_per_execution": 3}, {"run_eagerly": True}],
 )
 def test_however_a_model_is_compiled(compiling):
     model, images, _, _ = _trained("capsnet", **compiling)
@@ -263,7 +260,7 @@ def test_of_several_inputs(kind):
 
 
 def test_a_model_simulates_after_its_training_until_it_is_saved(tmp_path):
-    model, images, targets, steps = _trained("sequential")
+    model, images, targets, steps = _trained("sequential", run_eagerly=True)
     rounded = model(images).numpy()
     before = [each.get_weights() for each in _fakes_of_training(model)]
     model.export(tmp_path / "exported", verbose=False)

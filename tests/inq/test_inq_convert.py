@@ -5,6 +5,7 @@
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 from quantized import assert_same, quantize
 
@@ -171,16 +172,8 @@ def test_a_kernel_of_zeros_is_finished():
 
 @pytest.mark.filterwarnings("ignore:convert: ")
 def test_capsules(tmp_path):
-    model = models.capsnet(
-        (8, 8, 1),
-        10,
-        filters=16,
-        kernel_size=3,
-        primary_channels=4,
-        primary_kernel_size=3,
-        decoder_units=(32,),
-    )
-    quantize(model)
+    sizes = {"filters": 16, "primary_channels": 4, "decoder_units": (32,)}
+    model = quantize(small.capsnet(classes=10, **sizes))
     converted = inq.convert(model, all_kinds=True)
     assert all(each.bits == 4 for each in inq.report(converted))
     found = {type(each).__name__ for each in inq.kernels.layers_in(converted)}

@@ -5,6 +5,7 @@
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 from quantized import quantize
 
@@ -18,11 +19,7 @@ _IMAGES = np.random.default_rng(5).random((9, 8, 8, 1), np.float32)
 
 def _capsnet():
     keras.utils.set_random_seed(1)
-    return models.capsnet(
-        *((8, 8, 1), 3),
-        **{"filters": 16, "kernel_size": 3, "primary_channels": 4},
-        **{"primary_kernel_size": 3, "decoder_units": (32,)},
-    )
+    return small.capsnet(filters=16, primary_channels=4, decoder_units=(32,))
 
 
 def _sequential(routed=None):

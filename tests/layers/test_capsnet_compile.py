@@ -7,8 +7,7 @@ import re
 import keras
 import numpy as np
 import pytest
-
-from tf_capsops.models import capsnet
+import small
 
 _IMAGES = np.random.default_rng(1).random([6, 8, 8, 1], np.float32)
 _LABELS = np.arange(6) % 3
@@ -19,16 +18,7 @@ def _evaluated(**arguments):
     """Returns what `evaluate` says, before and after saving what was compiled."""
     results = []
     keras.utils.set_random_seed(1)
-    model = capsnet(
-        (8, 8, 1),
-        3,
-        filters=4,
-        kernel_size=3,
-        primary_channels=2,
-        primary_dim=4,
-        primary_kernel_size=3,
-        decoder_units=(4,),
-    )
+    model = small.capsnet()
     model.compile(**arguments, run_eagerly=True)  # nothing is traced
     for _ in range(2):
         results.append(model.evaluate(_IMAGES, _LABELS, return_dict=True, verbose=0))

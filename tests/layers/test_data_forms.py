@@ -9,6 +9,7 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 
 from tf_capsops import arguments, models
@@ -26,18 +27,8 @@ _PIXELS = re.escape(
 @pytest.fixture(scope="module")
 def capsnet():
     keras.utils.set_random_seed(1)
-    return models.capsnet(
-        (8, 8, 1),
-        3,
-        filters=2,
-        kernel_size=3,
-        primary_channels=2,
-        primary_dim=2,
-        primary_kernel_size=3,
-        capsule_dim=2,
-        decoder_units=(),
-        reconstruction_weight=1.0,
-    )
+    dims = {"primary_dim": 2, "capsule_dim": 2, "decoder_units": ()}
+    return small.capsnet(filters=2, **dims, reconstruction_weight=1.0)
 
 
 def compiled(model, **arguments):

@@ -20,6 +20,7 @@ _FORMS = [
     "arrays",
     "half",
     "late logs",
+    "masks",
     "metrics",
     "own logs",
     "data set",

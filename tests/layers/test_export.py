@@ -8,6 +8,7 @@ import fresh
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 
 import tf_capsops
@@ -59,14 +60,7 @@ def _convolution_of_volumes(rule):
 
 
 _NETWORKS = {
-    "capsnet": lambda: models.capsnet(
-        *((9, 8, 1), 10),
-        filters=4,
-        kernel_size=3,
-        primary_channels=2,
-        primary_kernel_size=3,
-        decoder_units=(8,),
-    ),
+    "capsnet": lambda: small.capsnet((9, 8, 1), 10),
     "p_capsnet": lambda: models.p_capsnet((24, 24, 1), 4),
     "capsule_conv": lambda: _of_layers(
         (9, 8, 2, 4, 3),
@@ -232,11 +226,13 @@ def _assert_interpreted(converted, kernels_of, inputs, expected):
     _assert_close(*by_rank)
 
 
+@pytest.mark.usefixtures("uncounted")
 def test_tflite_of_an_export(export):
     _, inputs, expected = _network("capsnet")
     _assert_converted(export("capsnet"), inputs, expected)
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.ci
 @every_network
 def test_tflite_needs_its_own_operators_alone(name, tmp_path):
@@ -251,6 +247,7 @@ def test_tflite_needs_its_own_operators_alone(name, tmp_path):
     _assert_converted(tmp_path, inputs, expected)
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.ci
 def test_tflite_of_images_of_unknown_size():
     """The same file pads images of some sizes, and not of others."""
@@ -270,6 +267,7 @@ def test_tflite_of_images_of_unknown_size():
         _assert_interpreted(converted, kernels_of, images, _outputs(model, images))
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.ci
 @every_network
 def test_onnx(tmp_path, name, monkeypatch):

@@ -8,6 +8,7 @@ import fresh
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 
 import tf_capsops
@@ -33,15 +34,7 @@ def _recipe():
 
 
 def _capsnet():
-    model = models.capsnet(
-        *((9, 8, 1), 10),
-        filters=4,
-        kernel_size=3,
-        primary_channels=2,
-        primary_kernel_size=3,
-        decoder_units=(8,),
-    )
-    both = model.inference_model()
+    both = small.capsnet((9, 8, 1), 10).inference_model()
     return keras.Model(both.input, both.output["lengths"])
 
 
@@ -67,6 +60,7 @@ _NETWORKS = {
 }
 
 
+@pytest.mark.usefixtures("uncounted")
 @pytest.mark.ci
 @pytest.mark.parametrize("name", _NETWORKS)
 def test_integers_give_nearly_the_same(name, tmp_path):

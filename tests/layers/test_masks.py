@@ -261,6 +261,12 @@ def test_shared_weights_are_those_of_every_child(rule, tmp_path, device):
         variable.assign(np.random.default_rng(6).uniform(0.1, 1, variable.shape))
     loaded.set_weights(model.get_weights())
     random = np.random.default_rng(7)
+    unknown = [[tf.TensorSpec([None] * rank) for rank in (4, 2)]]
+    graphs = [
+        tf.function(layer, unknown, autograph=False, jit_compile=jit)
+        for jit in (False, True)
+    ]
+    portable = tf.function(layer, unknown, autograph=False)
     for children in (1, 3, 8):
         inputs = random.normal(size=[2, children, 2, 5]), random.random([2, children])
         found = model(inputs)
@@ -276,13 +282,10 @@ def test_shared_weights_are_those_of_every_child(rule, tmp_path, device):
         assert_equal(own(inputs), found, 1e-6)
         assert layer.shares(inputs).shape == (2, children, 4)
         arrays = [each.astype(np.float32) for each in inputs]
-        unknown = [[tf.TensorSpec([None] * each.ndim) for each in inputs]]
-        for jit in (False, True):
-            graph = tf.function(layer, unknown, autograph=False, jit_compile=jit)
+        for graph in graphs:
             assert_equal(graph(arrays), found, 1e-5)
-        graph = tf.function(layer, unknown, autograph=False)
         with tf_capsops.portable():
-            assert_equal(graph(arrays), found, 1e-4)
+            assert_equal(portable(arrays), found, 1e-4)
 
 
 def test_shared_digit_capsules(tmp_path, device):

@@ -8,6 +8,7 @@ Which layers are trainable, the optimizer, dtype policies of layers, and quantiz
 import keras
 import numpy as np
 import pytest
+import small
 
 from tf_capsops import layers, losses, models
 
@@ -50,21 +51,6 @@ def test_subclassed_models(make, shape, tmp_path):
         keras.tree.flatten(found), keras.tree.flatten(expected), strict=True
     ):
         np.testing.assert_array_equal(one, other)
-
-
-def _capsnet(**arguments):
-    return models.capsnet(
-        (8, 8, 1),
-        3,
-        filters=4,
-        kernel_size=3,
-        primary_channels=2,
-        primary_dim=4,
-        primary_kernel_size=3,
-        capsule_dim=4,
-        decoder_units=(6,),
-        **arguments,
-    )
 
 
 def _matrix_capsnet(**arguments):
@@ -128,8 +114,8 @@ def _nothing(model):
 _CASES = {
     change.__name__: (make, change)
     for make, change in [
-        (_capsnet, _sub_models_frozen),
-        (_capsnet, _layers_changed),
+        (small.capsnet, _sub_models_frozen),
+        (small.capsnet, _layers_changed),
         (_matrix_capsnet, _convolution_of_poses_frozen),
         (_p_capsnet, _first_layer_frozen),
         (_convnet, _nothing),
@@ -184,7 +170,7 @@ def test_a_file_keeps_everything(case, tmp_path):
 
 
 def test_a_file_keeps_that_a_whole_model_is_frozen(tmp_path):
-    for make in (_capsnet, _p_capsnet, _convnet):
+    for make in (small.capsnet, _p_capsnet, _convnet):
         model = make()
         _frozen_but_for_one(model, model.layers[1])
         again = _saved_and_loaded(model, tmp_path)
@@ -193,7 +179,7 @@ def test_a_file_keeps_that_a_whole_model_is_frozen(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize")
-@pytest.mark.parametrize("make", [_capsnet, _convnet])
+@pytest.mark.parametrize("make", [small.capsnet, _convnet])
 def test_int8_is_kept(make, tmp_path):
     model = make()
     model.quantize("int8")
@@ -211,7 +197,7 @@ def test_int8_is_kept(make, tmp_path):
 
 
 def test_inference_model_keeps_what_is_frozen(tmp_path):
-    model = _capsnet()
+    model = small.capsnet()
     _sub_models_frozen(model)
     inference = model.inference_model()
     again = _saved_and_loaded(inference, tmp_path)
@@ -228,14 +214,14 @@ def test_a_clone_of_half_precision_scales_its_loss_too():
 
 
 def test_a_config_may_be_changed():
-    model = _capsnet()
+    model = small.capsnet()
     _sub_models_frozen(model)
     config = model.get_config()
     weighted = models.CapsNet.from_config({**config, "reconstruction_weight": 0.5})
     assert _states(weighted) == _states(model)
     wider = models.CapsNet.from_config({**config, "filters": 5, "num_classes": 4})
     assert wider.encoder.get_layer("conv").filters == 5
-    assert wider.encoder.output_shape == (None, 4, 4)
+    assert wider.encoder.output_shape == (None, 4, 16)
     half = models.CapsNet.from_config({**config, "dtype": "mixed_float16"})
     assert half.encoder.get_layer("conv").compute_dtype == "float16"
     config.pop("layers")  # as files of earlier releases have it

@@ -12,9 +12,10 @@ import fresh
 import keras
 import numpy as np
 import pytest
+import small
 import tensorflow as tf
 
-from tf_capsops import kernels, models
+from tf_capsops import kernels
 
 _SERVER = """
 import os
@@ -30,14 +31,7 @@ def _page():
 
 @pytest.fixture(scope="module")
 def model():
-    return models.capsnet(
-        *((9, 8, 1), 10),
-        filters=4,
-        kernel_size=3,
-        primary_channels=2,
-        primary_kernel_size=3,
-        decoder_units=(8,),
-    )
+    return small.capsnet((9, 8, 1), 10)
 
 
 @pytest.fixture(scope="module")

@@ -28,9 +28,11 @@ else:
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+import small  # noqa: E402
 
 from tf_capsops import inq  # noqa: E402
-from tf_capsops.models import Unrolled, capsnet, grouping  # noqa: E402
+from tf_capsops.metrics import Dice  # noqa: E402
+from tf_capsops.models import Unrolled, grouping, segcaps  # noqa: E402
 
 warnings.simplefilter("ignore")  # of Keras, that data ends
 # Batches of 5 have shares of 3 and 2 samples, the last batch of 1 and none.
@@ -124,20 +126,18 @@ def uses_of_network(x, y):
 
 def network():
     keras.utils.set_random_seed(1)
-    model = capsnet(
-        (8, 8, 1),
-        3,
-        filters=2,
-        kernel_size=3,
-        primary_channels=2,
-        primary_dim=2,
-        primary_kernel_size=3,
-        capsule_dim=2,
-        decoder_units=(),
-    )
+    dims = {"primary_dim": 2, "capsule_dim": 2, "decoder_units": ()}
+    model = small.capsnet(filters=2, **dims)
     optimizer = keras.optimizers.SGD(1.0)  # so that weights of samples matter
     # Eager steps are the same, and take no time to trace.
     model.compile(optimizer, steps_per_execution=2, run_eagerly=True)
+    return model
+
+
+def network_for_masks():
+    keras.utils.set_random_seed(1)
+    model = segcaps((8, 8, 1), 3, size="small", reconstruction_weight=0.1)
+    model.compile("sgd", metrics=[Dice(3)], run_eagerly=True)
     return model
 
 
@@ -216,6 +216,15 @@ def quantized(model, x, y, size):
         fit(model, x, y, batch_size=size, epochs=3, callbacks=[steps])
         kernels += [each.variable.numpy() for each in steps.kernels]
     return flat(kernels)
+
+
+def segmented(model):
+    """Returns losses and scores of training on masks, and of an evaluation."""
+    images = IMAGES[: BATCH + 1]
+    masks = np.floor(3 * images).astype(np.int32)
+    options = {"batch_size": BATCH, "verbose": 0}
+    logs = model.fit(images, masks, epochs=2, shuffle=False, **options).history
+    return [*logs["loss"], *logs["dice"], *model.evaluate(images, masks, **options)]
 
 
 def half(kind=Half):
@@ -307,6 +316,7 @@ def main():
             capsules = network()
             eager, graphs = dense(run_eagerly=True), dense(jit_compile=True)
             trained_in_half, own_logs = half(), logging()
+            segmenter = network_for_masks()
         initial = capsules.get_weights()
         for name, use in uses_of_network(IMAGES, LABELS).items():
             capsules.set_weights(initial)
@@ -316,9 +326,13 @@ def main():
         for name, size in {"XLA": BATCH, "XLA, even shares": 4}.items():
             use = functools.partial(fit, x=inputs, y=targets, batch_size=size, epochs=2)
             say(name, graphs, use)
-        for name, size in {"quantized": BATCH, "quantized, even shares": 4}.items():
+        for name, model, size in (
+            ("quantized", graphs, BATCH),
+            ("quantized, even shares", eager, 4),
+        ):
             use = functools.partial(quantized, x=inputs, y=targets, size=size)
-            say(name, graphs, use)
+            say(name, model, use)
+        say("masks", segmenter, segmented)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             say("metrics", counted, lambda model: errors(model, inputs, targets))

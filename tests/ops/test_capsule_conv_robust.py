@@ -4,7 +4,6 @@
 
 import functools
 
-import fresh
 import numpy as np
 import pytest
 import robustness
@@ -64,20 +63,6 @@ def of_several_sizes(dtype):
 )
 def test_every_run_gives_the_same_bits(image, kernel, dtype, device):
     robustness.same_bits_every_time(_results, _draw(dtype, image, kernel))
-
-
-@pytest.mark.slow
-def test_threads_do_not_change_the_bits():
-    robustness.threads_do_not_change_the_bits(of_several_sizes)
-
-
-@pytest.mark.slow
-def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors(
-        *("test_every_op.py", "-k"),
-        "capsule_conv and (accumulate or"
-        " values and (primes or channels or pose or long or row))",
-    )
 
 
 @every_dtype

@@ -4,7 +4,6 @@
 
 import functools
 
-import fresh
 import numpy as np
 import pytest
 import robustness
@@ -36,18 +35,6 @@ def of_several_sizes(dtype):
 def test_every_run_gives_the_same_bits(name, dtype, device):
     compute, tensors = _of_case(name, dtype)
     robustness.same_bits_every_time(compute, tensors)
-
-
-@pytest.mark.slow
-def test_threads_do_not_change_the_bits():
-    robustness.threads_do_not_change_the_bits(of_several_sizes)
-
-
-@pytest.mark.slow
-def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors(
-        "test_every_op.py", "-k", "capsule_conv_routing and values"
-    )
 
 
 @every_dtype

@@ -16,99 +16,26 @@ from tolerances import assert_close
 
 import tf_capsops
 
-_DEEP = (3,)
+_line, _volume = tf_capsops.capsule_conv1d, tf_capsops.capsule_conv3d
+_image_up = tf_capsops.capsule_conv2d_transpose
+_volume_up = tf_capsops.capsule_conv3d_transpose
 _CONVOLUTIONS = {
     # function, image, kernel, pose depth, strides, padding, dilations
-    "line": (tf_capsops.capsule_conv1d, (11,), (3,), (), (2,), "VALID", (2,)),
-    "line_same_deep": (
-        tf_capsops.capsule_conv1d,
-        (7,),
-        (4,),
-        _DEEP,
-        (1,),
-        "SAME",
-        (1,),
-    ),
-    "volume": (
-        tf_capsops.capsule_conv3d,
-        (7, 5, 6),
-        (3, 2, 3),
-        (),
-        (2, 1, 3),
-        "VALID",
-        (2, 1, 1),
-    ),
-    "volume_same": (
-        tf_capsops.capsule_conv3d,
-        (5, 4, 3),
-        (4, 3, 1),
-        (),
-        (2, 1, 2),
-        "SAME",
-        (1, 1, 1),
-    ),
-    "volume_same_deep": (
-        tf_capsops.capsule_conv3d,
-        (4, 3, 3),
-        (2, 2, 2),
-        _DEEP,
-        (1, 1, 1),
-        "SAME",
-        (2, 1, 2),
-    ),
-    "no_slices": (
-        tf_capsops.capsule_conv3d,
-        (0, 3, 3),
-        (3, 3, 3),
-        (),
-        (2, 1, 1),
-        "SAME",
-        (1, 1, 1),
-    ),
+    "line": (_line, (11,), (3,), (), (2,), "VALID", (2,)),
+    "line_same_deep": (_line, (7,), (4,), (3,), (1,), "SAME", (1,)),
+    "volume": (_volume, (7, 5, 6), (3, 2, 3), (), (2, 1, 3), "VALID", (2, 1, 1)),
+    "volume_same": (_volume, (5, 4, 3), (4, 3, 1), (), (2, 1, 2), "SAME", (1, 1, 1)),
+    "volume_deep": (_volume, (4, 3, 3), (2, 2, 2), (3,), (1, 1, 1), "SAME", (2, 1, 2)),
+    "no_slices": (_volume, (0, 3, 3), (3, 3, 3), (), (2, 1, 1), "SAME", (1, 1, 1)),
 }
 _TRANSPOSED = {
     # function, image, kernel, pose depth, strides, padding
-    "image": (tf_capsops.capsule_conv2d_transpose, (3, 4), (3, 2), (), (2, 3), "VALID"),
-    "image_same": (
-        tf_capsops.capsule_conv2d_transpose,
-        (3, 4),
-        (4, 3),
-        (),
-        (2, 1),
-        "SAME",
-    ),
-    "image_deep": (
-        tf_capsops.capsule_conv2d_transpose,
-        (2, 3),
-        (3, 3),
-        _DEEP,
-        (1, 2),
-        "SAME",
-    ),
-    "volume": (
-        tf_capsops.capsule_conv3d_transpose,
-        (3, 2, 3),
-        (5, 3, 2),
-        (),
-        (2, 1, 3),
-        "VALID",
-    ),
-    "volume_same": (
-        tf_capsops.capsule_conv3d_transpose,
-        (3, 2, 3),
-        (4, 2, 3),
-        (),
-        (2, 2, 1),
-        "SAME",
-    ),
-    "volume_deep": (
-        tf_capsops.capsule_conv3d_transpose,
-        (2, 2, 2),
-        (2, 3, 3),
-        _DEEP,
-        (3, 1, 2),
-        "SAME",
-    ),
+    "image": (_image_up, (3, 4), (3, 2), (), (2, 3), "VALID"),
+    "image_same": (_image_up, (3, 4), (4, 3), (), (2, 1), "SAME"),
+    "image_deep": (_image_up, (2, 3), (3, 3), (3,), (1, 2), "SAME"),
+    "volume": (_volume_up, (3, 2, 3), (5, 3, 2), (), (2, 1, 3), "VALID"),
+    "volume_same": (_volume_up, (3, 2, 3), (4, 2, 3), (), (2, 2, 1), "SAME"),
+    "volume_deep": (_volume_up, (2, 2, 2), (2, 3, 3), (3,), (3, 1, 2), "SAME"),
 }
 
 
@@ -198,21 +125,21 @@ def test_sizes_that_are_unknown(function, shapes, strides, padding, device):
     "function, inputs, weights, arguments, text",
     [
         (
-            tf_capsops.capsule_conv3d,
+            _volume,
             (1, 4, 4, 4, 2, 4, 4),
             (5, 3, 3, 2, 3, 4, 4),
             {},
             "weights dim 0 (kernel_depth) must be at most 4",
         ),
         (
-            tf_capsops.capsule_conv1d,
+            _line,
             (1, 9, 2, 4, 4),
             (3, 3, 3, 4, 4),
             {},
             "weights dim 1 (in_channels) must be 2, got [3,3,3,4,4]",
         ),
         (
-            tf_capsops.capsule_conv1d,
+            _line,
             (1, 9, 2, 4),
             (3, 2, 3, 4, 4),
             {},
@@ -220,21 +147,21 @@ def test_sizes_that_are_unknown(function, shapes, strides, padding, device):
             "pose_rows, pose_inner] or 6",
         ),
         (
-            tf_capsops.capsule_conv3d_transpose,
+            _volume_up,
             (1, 4, 4, 4, 2, 4, 4),
             (0, 3, 3, 2, 3, 4, 4),
             {},
             "weights dim 0 (kernel_depth) must be at least 1",
         ),
         (
-            tf_capsops.capsule_conv3d,
+            _volume,
             (1, 4, 4, 4, 2, 4, 4),
             (3, 3, 3, 2, 3, 4, 4),
             {"strides": (1, 2)},
             "capsule_conv3d: strides must be one or three integers, got (1, 2)",
         ),
         (
-            tf_capsops.capsule_conv2d_transpose,
+            _image_up,
             (1, 4, 4, 2, 4, 4),
             (3, 3, 2, 3, 4, 4),
             {"padding": "FULL"},

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CapsulePrediction: repeatable, NaN kept in its place, large, saved and loaded."""
 
-import fresh
 import numpy as np
 import pytest
 import robustness
@@ -34,11 +33,6 @@ def test_every_run_gives_the_same_bits(dtype, device):
     robustness.same_bits_every_time(_results, robustness.draw(dtype, *shapes))
 
 
-@pytest.mark.slow
-def test_threads_do_not_change_the_bits():
-    robustness.threads_do_not_change_the_bits(of_several_sizes)
-
-
 def test_an_infinite_weight_gives_an_infinite_gradient(device):
     """And not NaN, as where padding of the columns would be multiplied with it."""
     weights = np.ones((1, 1, 3, 2), np.float32)
@@ -48,13 +42,6 @@ def test_an_infinite_weight_gives_an_infinite_gradient(device):
         np.ones((1, 1, 1, 3), np.float32), np.ones((1, 1, 2), np.float32), weights
     )
     assert np.isposinf(result.grad_input.numpy()).all()
-
-
-@pytest.mark.slow
-def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors(
-        *("test_every_op.py", "test_capsule_prediction.py", "-k", "capsule_prediction")
-    )
 
 
 @every_dtype

@@ -4,7 +4,6 @@
 
 import functools
 
-import fresh
 import numpy as np
 import pytest
 import robustness
@@ -47,19 +46,6 @@ def of_several_sizes(dtype):
 @pytest.mark.parametrize("sizes", [(130, 67, 10, 16, 8), (2, 1153, 13, 9, 5)])
 def test_every_run_gives_the_same_bits(sizes, dtype, device):
     robustness.same_bits_every_time(_results, _draw(dtype, *sizes))
-
-
-@pytest.mark.slow
-def test_threads_do_not_change_the_bits():
-    robustness.threads_do_not_change_the_bits(of_several_sizes)
-
-
-@pytest.mark.slow
-def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors(
-        *("test_every_op.py", "test_capsule_routing.py"),
-        *("-k", "capsule_routing and (values or coefficients) and not many"),
-    )
 
 
 @every_dtype

@@ -4,7 +4,6 @@
 
 import functools
 
-import fresh
 import numpy as np
 import pytest
 import robustness
@@ -79,19 +78,6 @@ def test_every_run_gives_the_same_bits(
     attributes = {"kernel_size": kernel, "groups": groups, "data_format": data_format}
     compute = functools.partial(_results, **attributes)
     robustness.same_bits_every_time(compute, tensors)
-
-
-@pytest.mark.slow
-def test_threads_do_not_change_the_bits():
-    robustness.threads_do_not_change_the_bits(of_several_sizes)
-
-
-@pytest.mark.slow
-def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors(
-        *("test_every_op.py", "-k"),
-        "high_order_conv and (accumulate or values and not grid and not tiles)",
-    )
 
 
 @every_dtype

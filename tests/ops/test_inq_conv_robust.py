@@ -4,7 +4,6 @@
 
 import functools
 
-import fresh
 import numpy as np
 import pytest
 import robustness
@@ -68,19 +67,6 @@ def test_samples_without_pixels_take_no_time(dtype, device):
     codes = tf.zeros([1, 3, 1, 4], tf.uint8)
     result = tf_capsops.inq_conv2d(images, codes, 0, padding="VALID")
     assert result.shape == (2**62, 0, 7, 4)
-
-
-@pytest.mark.slow
-def test_threads_do_not_change_the_bits():
-    robustness.threads_do_not_change_the_bits(of_several_sizes)
-
-
-@pytest.mark.slow
-def test_kernels_of_older_processors():
-    fresh.pass_on_older_processors(
-        *("test_every_op.py", "test_inq_conv.py", "-k"),
-        "inq_conv and (every_code or values and (primes or channels or bits or long))",
-    )
 
 
 @every_dtype

@@ -116,9 +116,14 @@ def _pairs(tap, few, many, strides, dilations, before):
     ):
         places = np.arange(n) * s + t * d - b
         inside = (places >= 0) & (places < size)
-        near.append(np.arange(n)[inside])
-        far.append(places[inside])
-    return (slice(None), *np.ix_(*near)), (slice(None), *np.ix_(*far))
+        near.append(_slice(np.arange(n)[inside], 1))
+        far.append(_slice(places[inside], s))
+    return (slice(None), *near), (slice(None), *far)
+
+
+def _slice(places, step):
+    """Returns the slice of places that are `step` apart."""
+    return slice(places[0], places[-1] + 1, step) if len(places) else slice(0)
 
 
 def _per_type(inputs, weights):
@@ -158,8 +163,8 @@ def _route(cast, bias, logits, iterations, epsilon, leaky):
 
 def _backward(grad, inputs, weights, bias, logits, iterations, attributes, magnitude):
     epsilon, leaky, window = _split(attributes)
-    shape = votes(inputs, weights, **window).shape
-    cast = _flat(votes(inputs, weights, **window), 3)
+    cast = votes(inputs, weights, **window)
+    shape, cast = cast.shape, _flat(cast, 3)
     steps = _route(cast, bias, logits, iterations, epsilon, leaky)
     by_cast, by_bias, by_logits = 0, 0, 0
     by_outputs = _flat(np.asarray(grad, np.float64), 2)
