@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
     """A directory with `float.keras`, `codes.keras` and a picture, `3.png`."""
     folder = tmp_path_factory.mktemp("coded")
     keras.utils.set_random_seed(1)
-    model = small.capsnet(classes=10)
+    model = small.capsnet(classes=10, filters=8, decoder_units=(16,))
     for _, kernel in layers_and_kernels(model):
         kernel.assign(inq.quantize(kernel, 5))
     model.save(folder / "float.keras")
