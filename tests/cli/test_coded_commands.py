@@ -48,7 +48,13 @@ def test_evaluate_and_predict(folder, capsys):
         _printed(capsys, "predict", folder / name, folder / "3.png", "--json")
         for name in ("float.keras", "codes.keras")
     ]
-    assert found[0] and found[0] == found[1]
+    tops = [[(each["class"], each["score"]) for each in one["top"]] for (one,) in found]
+    (names, scores), (coded_names, coded_scores) = (
+        zip(*top, strict=True) for top in tops
+    )
+    assert names == coded_names
+    # Some processors' kernels add in another order with codes.
+    assert scores == pytest.approx(coded_scores, rel=1e-5)
 
 
 def test_reconstruct(folder, tmp_path, capsys):
