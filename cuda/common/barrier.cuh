@@ -85,6 +85,12 @@ struct PipelineState {
       parity ^= 1;
     }
   }
+  // Moves on by any number of places.
+  __device__ void Skip(int count, int places) {
+    at += count;
+    parity ^= at / places % 2;
+    at %= places;
+  }
 };
 
 // Waits until at most the kGroups newest cp.async groups of this thread are in flight.

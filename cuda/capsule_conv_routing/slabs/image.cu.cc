@@ -76,7 +76,7 @@ struct AddPixels {
       return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
     };
     int tiles = 1, rounds = 1;
-    while (x_taps * even(dim, tiles) > 256) ++tiles;
+    while (x_taps * even(dim, tiles) > kMostImageColumns) ++tiles;
     tile_channels = even(dim, tiles);
     while (x_taps * even(tile_channels, rounds) > kRoundColumns) ++rounds;
     round_channels = even(tile_channels, rounds);
@@ -110,10 +110,10 @@ struct AddPixels {
   // Copies the sums of each round to shared memory, and adds them up.
   template <int kProducts>
   __device__ void operator()(const ImageTiles& w, const ImageTile& tile,
-                             const float (&sums)[kProducts][4], char* memory,
-                             int*) const {
+                             const float (&sums)[2][kProducts][4], int group,
+                             char* memory, int*) const {
     float* const round = reinterpret_cast<float*>(memory);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     float* const upper = round + (warp * 16 + lane / 4) * kPitch + lane % 4 * 2;
     for (int begin = 0; begin < tile_channels; begin += round_channels) {
       int tap = 0, channel = 0;
@@ -121,9 +121,13 @@ struct AddPixels {
       for (int n = 0; n < kProducts; ++n) {
         if (tap < x_taps && channel >= begin && channel < begin + round_channels) {
           float* const to = upper + tap * round_channels + channel - begin;
-          *reinterpret_cast<float2*>(to) = make_float2(sums[n][0], sums[n][1]);
-          *reinterpret_cast<float2*>(to + 8 * kPitch) =
-              make_float2(sums[n][2], sums[n][3]);
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+            float* const row = to + m * 64 * kPitch;
+            *reinterpret_cast<float2*>(row) = make_float2(sums[m][n][0], sums[m][n][1]);
+            *reinterpret_cast<float2*>(row + 8 * kPitch) =
+                make_float2(sums[m][n][2], sums[m][n][3]);
+          }
         }
         channel += 8;
         if (channel == tile_channels) {
@@ -131,10 +135,10 @@ struct AddPixels {
           ++tap;
         }
       }
-      SyncNamedBarrier<kConsumers>();
+      SyncGroup(group);
       const int first = tile.column_tile * tile_channels;
       AddRound(w, tile, round, first + begin, min(first + tile_channels, dim));
-      SyncNamedBarrier<kConsumers>();
+      SyncGroup(group);
     }
   }
 
@@ -151,7 +155,7 @@ struct AddPixels {
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
     const int step = x_every * round_channels - x_back * types * kPitch;
-    for (int n = threadIdx.x; n < items(); n += kConsumers) {
+    for (int n = threadIdx.x % 128; n < items(); n += 128) {
       int quad, type;
       int pixel = by_types.Split(by_quads.Split(n, &quad), &type), row = 0;
       if (tile_rows > 1) row = by_reach.Split(pixel, &pixel);
@@ -193,30 +197,6 @@ struct AddPixels {
         AddToGlobal(
             first_row + down * row_size + (int64_t{x} * types + type) * dim + channel,
             sum);
-      }
-    }
-  }
-
-  // Adds 4 elements in global memory with one instruction. Subnormal floats become
-  // zeros.
-  __device__ static void AddToGlobal(S* to, const float4& sum) {
-    const size_t at = __cvta_generic_to_global(to);
-    if constexpr (std::is_same_v<S, float>) {
-      asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at),
-                   "f"(sum.x), "f"(sum.y), "f"(sum.z), "f"(sum.w)
-                   : "memory");
-    } else {
-      const auto low = NarrowPair<S>(sum.x, sum.y), high = NarrowPair<S>(sum.z, sum.w);
-      const uint32_t a = reinterpret_cast<const uint32_t&>(low);
-      const uint32_t b = reinterpret_cast<const uint32_t&>(high);
-      if constexpr (std::is_same_v<S, __half>) {
-        asm volatile("red.global.add.noftz.v2.f16x2 [%0], {%1, %2};" ::"l"(at), "r"(a),
-                     "r"(b)
-                     : "memory");
-      } else {
-        asm volatile("red.global.add.noftz.v2.bf16x2 [%0], {%1, %2};" ::"l"(at), "r"(a),
-                     "r"(b)
-                     : "memory");
       }
     }
   }
@@ -297,7 +277,7 @@ LaunchError AddByTiles(const GpuExec& exec, const char* op, const Problem& p,
   add.image = grad_input;
   add.halos = halos;
   const ImageTiles w = PixelTiles(p, slab, add);
-  CAPSOPS_RETURN_IF_ERROR((WithConstant<8, 10, 16, 20, 24, 32>(
+  CAPSOPS_RETURN_IF_ERROR((WithConstant<8, 10, 16, 20, 24>(
       add.x_taps * add.tile_channels / 8, [&](auto products) {
         return LaunchImageGrad<products.value>(exec, op, w, add.tile_channels, grads,
                                                weights, add);
@@ -324,11 +304,10 @@ LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
   const ImageTiles w(p_, slab, kStageTerms<S>);
   AddDirect<S> add;
   CAPSOPS_RETURN_IF_ERROR(MakeAddDirect(op, w, image, &add));
-  return WithConstant<8, 16, 20, 24, 28, 32>(
-      CeilDivide(w.wide(), 8), [&](auto products) {
-        return LaunchImageGrad<products.value>(exec, op, w, 8 * products.value,
-                                               Native(grads), Native(weights), add);
-      });
+  return WithConstant<8, 16, 20, 24>(CeilDivide(w.wide(), 8), [&](auto products) {
+    return LaunchImageGrad<products.value>(exec, op, w, 8 * products.value,
+                                           Native(grads), Native(weights), add);
+  });
 }
 
 #define CAPSOPS_INSTANTIATE(T)                   \

@@ -19,6 +19,9 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
+// Columns of a tile. A consumer warpgroup has sums of 128 positions of them.
+constexpr int kMostImageColumns = 192;
+
 // Parameters of ImageGradKernel.
 struct ImageTiles {
   FrameAxis z;
@@ -35,8 +38,8 @@ struct ImageTiles {
   // them by one tap are then adjacent.
   int tile_positions, across, tile_columns, column_tiles, tile_rows = 1;
 
-  // Chooses column_tiles so that a tile has at most 256 filter rows. For several
-  // horizontal taps, set column_tiles afterwards.
+  // Chooses column_tiles so that a tile has at most kMostImageColumns filter rows. For
+  // several horizontal taps, set column_tiles afterwards.
   ImageTiles(const Problem& p, const Slab& slab, int64_t chunk,
              int64_t tile_positions = kTileRows)
       : z(p, slab),
@@ -51,7 +54,7 @@ struct ImageTiles {
         tile_positions(static_cast<int>(tile_positions)),
         across(static_cast<int>(CeilDivide(positions, tile_positions))),
         tile_columns(0),
-        column_tiles(static_cast<int>(CeilDivide(filter_rows, 256))) {}
+        column_tiles(static_cast<int>(CeilDivide(filter_rows, kMostImageColumns))) {}
 
   __host__ __device__ int row_tiles() const {
     if (tile_rows == 1) return y.read;
@@ -116,19 +119,23 @@ __device__ void ForImageTiles(const ImageTiles& w, const Visit& visit) {
 template <typename S>
 struct AddDirect {
   using Element = S;
-  static constexpr int kBytes = kStoreBytes<S>;
+  static constexpr int kBytes = kStoreBytes<S> / 2;
   CUtensorMap to;
   int columns;
 
   template <int kProducts>
   __device__ void operator()(const ImageTiles& w, const ImageTile& tile,
-                             const float (&sums)[kProducts][4], char* boxes,
+                             const float (&sums)[2][kProducts][4], int, char* boxes,
                              int* box) const {
     const int first = tile.column_tile * w.tile_columns;
-    const int position = tile.across * kTileRows + threadIdx.x / 32 * kBoxRows;
-    StoreRows<S>(sums, columns - first, boxes, box, [&](int column, const char* from) {
-      TmaAdd(to, first + column, position, tile.row, tile.frame, from);
-    });
+    const int position = tile.across * kTileRows + threadIdx.x % 128 / 32 * kBoxRows;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      StoreRows<S>(
+          sums[m], columns - first, boxes, box, [&](int column, const char* from) {
+            TmaAdd(to, first + column, position + m * 64, tile.row, tile.frame, from);
+          });
+    }
   }
 };
 
@@ -150,8 +157,10 @@ LaunchError MakeAddDirect(const char* op, const ImageTiles& w, S* image,
 //       votes_grad[position, column] * weights[(z, y) tap, (x tap, channel), column]
 // with votes_grad from the row that reads the image row by the (z, y) tap.
 //
-// epilogue(w, tile, sums, memory, &box) adds a tile's sums to the image. `memory` is
-// its shared memory, and `box` a number, at first 0, that it keeps from tile to tile.
+// The two consumer warpgroups work on different tiles, so that one multiplies while the
+// other adds. epilogue(w, tile, sums, group, memory, &box) adds a tile's sums, of its
+// first 64 positions and of the others, to the image. `memory` is the warpgroup's
+// shared memory, and `box` a number, at first 0, that it keeps from tile to tile.
 template <int kProducts, typename Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     ImageGradKernel(const __grid_constant__ CUtensorMap votes,
@@ -160,8 +169,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                     const __grid_constant__ Epilogue epilogue) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using S = typename Epilogue::Element;
-  using Ring = Stages<S, kProducts, Epilogue::kBytes>;
-  auto& stages = Ring::Start(kConsumerWarps);
+  using Ring = Stages<S, kProducts, 2 * Epilogue::kBytes>;
+  auto& stages = Ring::Start(kConsumerWarps / 2);
   GridDependencySynchronize();
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == 2) {
@@ -189,14 +198,23 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   } else {
     SetMaxRegisters<kMany, true>();
     PipelineState at;
-    int box = 0;
+    int box = 0, turn = 0, turn_parity = 0;
+    bool waits = group == 1;
     ForImageTiles(w, [&](const ImageTile& tile) {
       const int steps =
           CountTaps<false>(w.z, w.y, tile.frame, tile.row, w.tile_rows) * w.chunks;
       if (steps == 0 && w.across == 1) return;  // no halo to clear
-      float sums[kProducts][4];
-      stages.Multiply(steps, &at, sums);
-      epilogue(w, tile, sums, stages.epilogue, &box);
+      const bool mine = turn == group;
+      turn ^= 1;
+      if (!mine) return at.Skip(steps, Ring::kCount);
+      if (waits) {
+        stages.turns[group].Wait(turn_parity);
+        turn_parity ^= 1;
+      }
+      waits = true;
+      float sums[2][kProducts][4];
+      stages.Multiply(group, steps, &at, sums);
+      epilogue(w, tile, sums, group, stages.epilogue + group * Epilogue::kBytes, &box);
     });
     WaitForBulkStores();
   }
@@ -210,7 +228,7 @@ template <int kProducts, typename S, typename Epilogue>
 LaunchError LaunchImageGrad(const GpuExec& exec, const char* op, ImageTiles w,
                             int columns, const S* votes, const S* weights,
                             const Epilogue& epilogue) {
-  using Ring = Stages<S, kProducts, Epilogue::kBytes>;
+  using Ring = Stages<S, kProducts, 2 * Epilogue::kBytes>;
   w.tile_columns = columns;
   const uint64_t terms = w.terms;
   const uint64_t z_taps = w.z.image.taps, x_taps = w.x_taps, y_taps = w.y.taps;

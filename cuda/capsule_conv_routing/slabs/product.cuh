@@ -60,6 +60,7 @@ struct Stages {
   char memory[kCount][kBytes];
   char epilogue[kEpilogueBytes];
   Barrier full[kCount], empty[kCount];
+  Barrier turns[2];  // of the consumer warpgroups, if they work on different tiles
 
   // Bytes of dynamic shared memory.
   static constexpr int SharedBytes() {
@@ -74,6 +75,7 @@ struct Stages {
         reinterpret_cast<char*>(dynamic) +
         (kAlignment - SharedAddress(dynamic) % kAlignment) % kAlignment);
     if (threadIdx.x == 0) {
+      for (int n = 0; n < 2; ++n) stages.turns[n].Init(kConsumerWarps / 2);
       for (int n = 0; n < kCount; ++n) {
         stages.full[n].Init(1);
         stages.empty[n].Init(releases);
@@ -96,10 +98,10 @@ struct Stages {
     return full[at.at];
   }
 
-  // A consumer's main loop: sets `sums` to the products of the next `steps` stages,
-  // from `at` on.
-  __device__ inline void Multiply(int steps, PipelineState* at,
-                                  float (&sums)[kProducts][4]);
+  // The main loop of a consumer warpgroup: sets `sums` to the products of the next
+  // `steps` stages, from `at` on, and then lets the other warpgroup take its turn.
+  __device__ inline void Multiply(int group, int steps, PipelineState* at,
+                                  float (&sums)[2][kProducts][4]);
 };
 
 // Clear() zeroes the sums before the first product, and Complete() follows the wait for
@@ -126,30 +128,36 @@ __device__ inline void Complete(float (&sums)[kProducts][4]) {
 
 template <typename S, int kProducts, int kEpilogueBytes>
 __device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
-    int steps, PipelineState* at, float (&sums)[kProducts][4]) {
-  const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
-  Clear(sums);
+    int group, int steps, PipelineState* at, float (&sums)[2][kProducts][4]) {
+  Clear(sums[0]);
+  Clear(sums[1]);
   int before = -1;
   for (; steps > 0; --steps, at->Next(kCount)) {
     const char* const stage = memory[at->at];
     full[at->at].Wait(at->parity);
-    const uint32_t left = DescriptorAddress(stage) + group * (64 * kLine / 16);
+    const uint32_t left = DescriptorAddress(stage);
     const uint32_t right = DescriptorAddress(stage + kRowBytes);
     WgmmaFence();
 #pragma unroll
     for (int k = 0; k < kLine / 32; ++k) {
-      Wgmma<S, kProducts>::Begin(MakeSwizzledDescriptor(left + 2 * k, kLine),
-                                 MakeSwizzledDescriptor(right + 2 * k, kLine), sums,
-                                 true);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        Wgmma<S, kProducts>::Begin(
+            MakeSwizzledDescriptor(left + m * 4 * kLine + 2 * k, kLine),
+            MakeSwizzledDescriptor(right + 2 * k, kLine), sums[m], true);
+      }
     }
     WgmmaCommit();
     WgmmaWait<1>();
     if (before >= 0) Release(before);
     before = at->at;
   }
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) turns[1 - group].Arrive();
   WgmmaWait<0>();
   if (before >= 0) Release(before);
-  Complete(sums);
+  Complete(sums[0]);
+  Complete(sums[1]);
 }
 
 template <typename S>
@@ -160,15 +168,49 @@ __device__ inline Pack<S, 2> NarrowPair(float first, float second) {
   return pair;
 }
 
+// Synchronizes a consumer warpgroup.
+__device__ inline void SyncGroup(int group) {
+  if (group == 0) {
+    SyncNamedBarrier<128, 1>();
+  } else {
+    SyncNamedBarrier<128, 2>();
+  }
+}
+
+// Adds 4 elements in global memory with one instruction. Subnormal floats become
+// zeros.
+template <typename S>
+__device__ void AddToGlobal(S* to, const float4& sum) {
+  const size_t at = __cvta_generic_to_global(to);
+  if constexpr (std::is_same_v<S, float>) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(sum.x),
+                 "f"(sum.y), "f"(sum.z), "f"(sum.w)
+                 : "memory");
+  } else {
+    const auto low = NarrowPair<S>(sum.x, sum.y), high = NarrowPair<S>(sum.z, sum.w);
+    const uint32_t a = reinterpret_cast<const uint32_t&>(low);
+    const uint32_t b = reinterpret_cast<const uint32_t&>(high);
+    if constexpr (std::is_same_v<S, __half>) {
+      asm volatile("red.global.add.noftz.v2.f16x2 [%0], {%1, %2};" ::"l"(at), "r"(a),
+                   "r"(b)
+                   : "memory");
+    } else {
+      asm volatile("red.global.add.noftz.v2.bf16x2 [%0], {%1, %2};" ::"l"(at), "r"(a),
+                   "r"(b)
+                   : "memory");
+    }
+  }
+}
+
 // Epilogue: stores a consumer warp's 16 rows of sums. For every 32 of `columns`
 // columns, the warp fills a box in shared memory, and one lane calls store(column, box)
-// to start its TMA store. `boxes` is the epilogue's memory; `box`, 0 or 1, selects the
+// to start its TMA store. `boxes` is the warpgroup's memory; `box`, 0 or 1, selects the
 // box of the warp to fill next.
 template <typename S, int kProducts, typename Store>
 __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* boxes,
                           int* box, const Store& store) {
   static_assert(kProducts % 4 == 0, "boxes would overlap the next tile");
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = lane / 4;
 #pragma unroll
   for (int first = 0; first < kProducts; first += 4) {
     if (8 * first >= columns) break;

@@ -49,15 +49,6 @@ struct VoteMemory {
   }
 };
 
-// Synchronizes a consumer warpgroup.
-__device__ inline void SyncGroup(int group) {
-  if (group == 0) {
-    SyncNamedBarrier<128, 1>();
-  } else {
-    SyncNamedBarrier<128, 2>();
-  }
-}
-
 // Epilogue: a consumer warpgroup stores its sums, through its two buffers in turn.
 // `buffer`, 0 or 1, selects the next.
 template <typename S, int kRows, int kProducts>
@@ -165,9 +156,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const int steps =
           CountTaps<true>(w.z, w.y, tile.frame, tile.row, kRows) * stage.chunks;
       if (turn != group) {
-        const int next = at.at + steps;
-        at.parity ^= next / stage.count % 2;
-        at.at = next % stage.count;
+        at.Skip(steps, stage.count);
         continue;
       }
       constexpr int kProducts = kTilePositions / 8 / kRows;

@@ -105,20 +105,13 @@ __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
     }
   }
   Complete(sums);
-  constexpr int kTogether = 8;
 #pragma unroll
-  for (int n = 0; n < kCount; n += kTogether) {
-    float4 before[kTogether] = {};
-    if (!first) {
-#pragma unroll
-      for (int m = 0; m < kTogether; ++m) before[m] = part[(n + m) * kConsumers];
-    }
-#pragma unroll
-    for (int m = 0; m < kTogether; ++m) {
-      const float (&sum)[4] = sums[n + m];
-      part[(n + m) * kConsumers] =
-          make_float4(before[m].x + sum[0], before[m].y + sum[1], before[m].z + sum[2],
-                      before[m].w + sum[3]);
+  for (int n = 0; n < kCount; ++n) {
+    const auto sum = make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
+    if (first) {
+      part[n * kConsumers] = sum;
+    } else {
+      AddToGlobal(reinterpret_cast<float*>(part + n * kConsumers), sum);
     }
   }
 }
