@@ -25,30 +25,31 @@ CAPSOPS_INLINE Vector<A> Scaled(const uint8_t* codes, Vector<A> scale) {
 
 // Decodes codes of one column.
 template <typename T>
-void DecodeColumn(int64_t count, const uint8_t* codes, T scale, T* weights) {
+void DecodeColumn(int64_t count, const uint8_t* codes, Accumulator<T> scale,
+                  T* weights) {
   using A = Accumulator<T>;
-  const A wide = Widen(scale);
   int64_t i = 0;
   for (; i + kLanes<A> <= count; i += kLanes<A>) {
-    StoreNarrow<A>(weights + i, Scaled<A>(codes + i, Vector<A>{} + wide));
+    StoreNarrow<A>(weights + i, Scaled<A>(codes + i, Vector<A>{} + scale));
   }
-  for (; i < count; ++i) Narrow(Scaled<A>(codes[i], wide), weights + i);
+  for (; i < count; ++i) Narrow(Scaled<A>(codes[i], scale), weights + i);
 }
 
 // Decodes one code of each column.
 template <typename T>
-void DecodeRow(int64_t count, const uint8_t* codes, const T* scales, T* weights) {
+void DecodeRow(int64_t count, const uint8_t* codes, const Accumulator<T>* scales,
+               T* weights) {
   using A = Accumulator<T>;
   int64_t i = 0;
   for (; i + kLanes<A> <= count; i += kLanes<A>) {
-    StoreNarrow<A>(weights + i, Scaled<A>(codes + i, LoadWide<A>(scales + i)));
+    StoreNarrow<A>(weights + i, Scaled<A>(codes + i, Load(scales + i)));
   }
-  for (; i < count; ++i) Narrow(Scaled<A>(codes[i], Widen(scales[i])), weights + i);
+  for (; i < count; ++i) Narrow(Scaled<A>(codes[i], scales[i]), weights + i);
 }
 
 template <typename T>
 bool Decode(const Problem& p, int64_t begin, int64_t end, const uint8_t* codes,
-            const T* scales, T* weights) {
+            const Accumulator<T>* scales, T* weights) {
   if (p.columns == 1) {
     DecodeColumn(end - begin, codes + begin, scales[0], weights + begin);
   } else {

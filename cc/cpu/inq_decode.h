@@ -14,10 +14,11 @@ namespace capsops::inq_decode {
 
 template <typename T>
 struct CpuKernels {
-  // Decodes weights `begin` to `end`, in the order of the codes. Returns whether all of
-  // their codes are in the code book.
+  // Decodes weights `begin` to `end`, in the order of the codes. `scales` are the
+  // largest weights of the columns. Returns whether all of the codes are in the code
+  // book.
   bool (*decode)(const Problem& p, int64_t begin, int64_t end, const uint8_t* codes,
-                 const T* scales, T* weights);
+                 const Accumulator<T>* scales, T* weights);
 };
 
 CAPSOPS_DECLARE_KERNELS

@@ -110,7 +110,7 @@ dilations: As given to InqConv.
 
 REGISTER_OP("InqDecode")
     .Input("codes: uint8")
-    .Input("scales: T")
+    .Input("top_exponents: int64")
     .Output("weights: T")
     .Attr("T: {float, double, half, bfloat16}")
     .Attr("bits: int = 5")
@@ -118,13 +118,12 @@ REGISTER_OP("InqDecode")
     .Doc(R"doc(
 Decodes weights that are zero or powers of two.
 
-    weights[n, c] = scales[c] * weight(codes[n, c])
-
-Code 0 is zero, code 1 + 2k is 2^-k and code 2 + 2k is -2^-k, for k from 0 to
-2^(bits - 2) - 1. A larger code is an error on a CPU and zero on a GPU.
+Code 0 of column c is zero, code 1 + 2k is 2^(top_exponents[c] - k) and code 2 + 2k is
+-2^(top_exponents[c] - k), for k from 0 to 2^(bits - 2) - 1. A larger code is an error on
+a CPU and zero on a GPU.
 
 codes: Codes of the weights, [rows, columns].
-scales: Largest weights of the columns' code books, powers of two, [columns].
+top_exponents: Exponents of the largest weights of the columns' code books, [columns].
 weights: Shaped like codes.
 bits: Bits that a code takes in storage, 2 to 8.
 )doc");

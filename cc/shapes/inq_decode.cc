@@ -17,7 +17,7 @@ absl::StatusOr<Call<Problem>> DecodeOp::Resolve(const OpInputs& inputs) const {
   });
   p.bits = attributes.bits;
   rule.Bind("codes", inputs.shape(0), {{"rows", &p.rows}, {"columns", &p.columns}});
-  rule.Bind("scales", inputs.shape(1), {{"columns", &p.columns}});
+  rule.Bind("top_exponents", inputs.shape(1), {{"columns", &p.columns}});
   return MakeCall(rule.status(), p, {0, 1}, {{p.rows, p.columns}});
 }
 

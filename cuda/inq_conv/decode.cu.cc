@@ -11,12 +11,11 @@
 namespace capsops::inq_decode {
 namespace {
 
-// Decodes one pack per thread and multiplies it by the scales of its columns. Codes
-// past the code book are zero.
+// Decodes one pack per thread. Codes past the code book are zero.
 template <typename S, int kCount>
-__global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes, const S* scales,
-                             int64_t packs, int64_t columns, int levels,
-                             Pack<S, kCount>* weights) {
+__global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes,
+                             const int64_t* top_exponents, int64_t packs,
+                             int64_t columns, int levels, Pack<S, kCount>* weights) {
   using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
   const int64_t n = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (n >= packs) return;
@@ -28,8 +27,9 @@ __global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes, const S* scales
     const int code = from.at[i] - 1, level = code >> 1;
     Wide weight = 0;
     if (code >= 0 && level < levels) {
-      weight =
-          ldexp(code % 2 == 0 ? Wide{1} : Wide{-1}, -level) * Widen(scales[column]);
+      const int64_t top = PowerOfTwoBits(top_exponents[column]);
+      weight = ldexp(code % 2 == 0 ? Wide{1} : Wide{-1}, -level) *
+               static_cast<Wide>(__longlong_as_double(top));
     }
     Narrow(weight, &to.at[i]);
   }
@@ -38,15 +38,15 @@ __global__ void DecodeKernel(const Pack<uint8_t, kCount>* codes, const S* scales
 
 template <typename S, int kCount>
 LaunchError Run(const GpuExec& exec, const Problem& p, const uint8_t* codes,
-                const S* scales, S* weights) {
+                const int64_t* top_exponents, S* weights) {
   const int64_t packs = p.rows * p.columns / kCount;
   if (packs == 0) return {};
   constexpr int kThreads = 256;
   const int64_t blocks = CeilDivide(packs, kThreads);
   CAPSOPS_RETURN_IF_ERROR(CheckGrid("InqDecode", blocks));
   return Launch("InqDecode", DecodeKernel<S, kCount>, blocks, kThreads, 0, exec,
-                reinterpret_cast<const Pack<uint8_t, kCount>*>(codes), scales, packs,
-                p.columns, 1 << (p.bits - 2),
+                reinterpret_cast<const Pack<uint8_t, kCount>*>(codes), top_exponents,
+                packs, p.columns, 1 << (p.bits - 2),
                 reinterpret_cast<Pack<S, kCount>*>(weights));
 }
 
@@ -59,10 +59,10 @@ DecodePlan<GpuExec, T> PlanDecode(const GpuExec&, const Problem& p) {
       "InqDecode",
       {{"elementwise", [&] {
           return Plan::Make(0, [p](const GpuExec& exec, const uint8_t* codes,
-                                   const T* scales, T* weights, void*) {
+                                   const int64_t* top_exponents, T* weights, void*) {
             const auto run =
                 p.rows * p.columns % 4 == 0 ? Run<CudaType<T>, 4> : Run<CudaType<T>, 1>;
-            return run(exec, p, codes, Native(scales), Native(weights));
+            return run(exec, p, codes, top_exponents, Native(weights));
           });
         }}});
 }

@@ -48,6 +48,8 @@ _ONES = {
     **{"normalize": "parents", "iterations": 2, "epsilon": 2**-7},
     **{"transposed": False, "leaky": False},
 }
+# The ops that have a result whose type no input has, and the attribute that names it.
+TYPED_RESULTS = {"CapsuleRoutingWithSums": "U", "InqDecode": "T"}
 _NUMBERS = (0, -1, 1, 2, 5, 127, -150, 2**31 - 1, -(2**31))
 _TYPES = (*DTYPES, tf.int32, tf.int64, tf.uint8, tf.bool, tf.complex64, tf.string)
 
@@ -60,7 +62,7 @@ class Call:
         shapes: Of all inputs, by name; of sizes what they hold.
         types: The dtypes of all inputs, by name.
         attributes: All but those that are types.
-        sums_type: The type of sums that are a result.
+        sums_type: The type of sums that are a result, or of decoded weights.
         top_exponent: What the input of this name holds, or `zero_point`.
         code: The number that one of the codes is, or None.
         ranks: Those of sizes that are no vectors, by name.
@@ -209,13 +211,16 @@ def _call(op, form, dims, attributes, dtype, top_exponent=0):
         types[name] = dtype
         if text.startswith("sizes:") or name in ("top_exponent", "zero_point"):
             types[name] = tf.int32
+        elif name == "top_exponents":
+            types[name] = tf.int64
         elif name in ("scale", "multipliers"):
             types[name] = tf.float32
         elif name == "codes":
             types[name] = tf.uint8
         elif signatures.is_wide(op, name):
             types[name] = sums_type(dtype)
-    call = Call(op, shapes, types, attributes, sums_type(dtype), top_exponent)
+    result = dtype if op == "InqDecode" else sums_type(dtype)
+    call = Call(op, shapes, types, attributes, result, top_exponent)
     call.form, call.dims = form, dims
     return call
 
@@ -347,7 +352,7 @@ def _mutate(random, call):
     elif kind == "numbers":
         call.top_exponent = pick(*_NUMBERS)
         call.code = pick(None, 0, 255, 2 ** (bits(call) - 1), 2 ** (bits(call) - 1) + 1)
-    elif kind == "type" and call.op == "CapsuleRoutingWithSums" and pick(True, False):
+    elif kind == "type" and call.op in TYPED_RESULTS and pick(True, False):
         call.sums_type = pick(*_TYPES)
     elif kind == "type":
         call.types[name] = pick(*_TYPES)

@@ -99,7 +99,7 @@ INPUTS = {
         "zero_point": "",
         "multipliers": "o",
     },
-    "InqDecode": {"codes": "n c", "scales": "c"},
+    "InqDecode": {"codes": "n c", "top_exponents": "c"},
 }
 RESULTS = {
     "CapsulePrediction": ["b i j d"],

@@ -27,6 +27,7 @@ ERRORS = (
 )
 _LARGEST_COMPARED = 64  # of all dimensions
 _FIXED = {"codes": tf.uint8, "top_exponent": tf.int32, "zero_point": tf.int32}
+_FIXED |= {"top_exponents": tf.int64}
 _FIXED |= {"scale": tf.float32, "multipliers": tf.float32}
 
 
@@ -90,7 +91,8 @@ def _epsilon(call):
 
 def compute(call, **inputs):
     """Calls the op, and returns the list of its results."""
-    types = {"U": call.sums_type} if call.op == "CapsuleRoutingWithSums" else {}
+    name = calls.TYPED_RESULTS.get(call.op)
+    types = {name: call.sums_type} if name else {}
     op = getattr(bare(), snake_case(call.op))
     results = op(**inputs, **call.attributes, **types)
     return list(results) if isinstance(results, tuple) else [results]
@@ -161,6 +163,8 @@ def _well_typed(call):
         for name, dtype in call.types.items()
         if name not in others and not call.is_sizes(name)
     }
+    if call.op == "InqDecode":
+        numbers = {call.sums_type}
     if len(numbers) != 1 or not fixed_types_hold(call):
         return False
     (dtype,) = numbers

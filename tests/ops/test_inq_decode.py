@@ -30,22 +30,22 @@ _SHAPES += [(0, 5), (0, 1), (5, 0), (70001, 1), (701, 101)]
 def test_weights_are_exact(shape, dtype, bits, device):
     rng = np.random.default_rng(sum(shape))
     codes = rng.integers(0, 2 ** (bits - 1), shape, np.uint8, endpoint=True)
-    scales = 2.0 ** rng.integers(-6, 3, shape[1])
+    tops = rng.integers(-6, 3, shape[1])
     found = call(
-        bare().inq_decode, tf.constant(codes), tf.constant(scales, dtype), bits=bits
+        bare().inq_decode, tf.constant(codes), tf.constant(tops), T=dtype, bits=bits
     )
     assert found.dtype == dtype and tuple(found.shape) == shape
     np.testing.assert_array_equal(
-        tf.cast(found, tf.float64), decode_columns(codes, scales, bits)
+        tf.cast(found, tf.float64), decode_columns(codes, tops, bits)
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-def test_a_code_of_zero_is_zero_even_if_the_scale_is_infinite(dtype, device):
+def test_a_code_of_zero_is_zero_even_if_the_largest_weight_is_infinite(dtype, device):
     codes = tf.constant(np.resize([0, 1, 2], [40, 3]).astype(np.uint8))
-    for scales, columns in (([np.inf] * 3, 3), ([np.inf], 1)):
-        shaped = tf.reshape(codes, [-1, columns])
-        found = call(bare().inq_decode, shaped, tf.constant(scales, dtype), bits=3)
+    for columns in (3, 1):
+        shaped, tops = tf.reshape(codes, [-1, columns]), tf.fill([columns], 2**40)
+        found = call(bare().inq_decode, shaped, tops, T=dtype, bits=3)
         expected = np.resize([0, np.inf, -np.inf], [120])
         np.testing.assert_array_equal(tf.reshape(found, [-1]), expected)
 
@@ -95,16 +95,16 @@ def test_normal_weights_are_exact_whatever_the_largest_is(axes, top, dtype, devi
     np.testing.assert_array_equal(found[0].numpy()[normal], expected[normal])
 
 
-def _operands(codes, scales, dtype=tf.float32):
-    return tf.zeros(codes, tf.uint8), tf.ones(scales, dtype)
+def _operands(codes, tops):
+    return tf.zeros(codes, tf.uint8), tf.ones(tops, tf.int64)
 
 
 _BAD = [
     ((2, 3, 4), (3,), 5, "codes must have rank 2 [rows, columns], got [2,3,4]"),
     ((), (3,), 5, "codes must have rank 2 [rows, columns], got []"),
-    ((2, 3), (), 5, "scales must have rank 1 [columns], got []"),
-    ((2, 3), (4,), 5, mismatch("scales", 0, "columns", 3, (4,))),
-    ((2, 3), (1,), 5, mismatch("scales", 0, "columns", 3, (1,))),
+    ((2, 3), (), 5, "top_exponents must have rank 1 [columns], got []"),
+    ((2, 3), (4,), 5, mismatch("top_exponents", 0, "columns", 3, (4,))),
+    ((2, 3), (1,), 5, mismatch("top_exponents", 0, "columns", 3, (1,))),
 ]
 _BAD += [
     ((2, 3), (3,), bits, f"bits must be from 2 to 8, got {bits}") for bits in (1, 9, 0)
@@ -112,17 +112,17 @@ _BAD += [
 
 
 @every_way
-@pytest.mark.parametrize("codes, scales, bits, text", _BAD[:5], ids=str)
-def test_operands_that_do_not_fit(codes, scales, bits, text, assert_refused, device):
-    compute = functools.partial(bare().inq_decode, bits=bits)
-    assert_refused(compute, _operands(codes, scales), f"InqDecode: {text}")
+@pytest.mark.parametrize("codes, tops, bits, text", _BAD[:5], ids=str)
+def test_operands_that_do_not_fit(codes, tops, bits, text, assert_refused, device):
+    compute = functools.partial(bare().inq_decode, T=tf.float32, bits=bits)
+    assert_refused(compute, _operands(codes, tops), f"InqDecode: {text}")
 
 
 @at_once_or_by_shape
-@pytest.mark.parametrize("codes, scales, bits, text", _BAD[5:])
-def test_bits_that_do_not_exist(codes, scales, bits, text, assert_refused, device):
-    compute = functools.partial(bare().inq_decode, bits=bits)
-    assert_refused(compute, _operands(codes, scales), f"InqDecode: {text}")
+@pytest.mark.parametrize("codes, tops, bits, text", _BAD[5:])
+def test_bits_that_do_not_exist(codes, tops, bits, text, assert_refused, device):
+    compute = functools.partial(bare().inq_decode, T=tf.float32, bits=bits)
+    assert_refused(compute, _operands(codes, tops), f"InqDecode: {text}")
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -131,19 +131,14 @@ def test_codes_past_the_book_are_refused_on_cpu(bits, shape, place):
     last = 2 ** (bits - 1)
     codes = np.zeros(shape, np.uint8)
     codes[place] = last + 1
+    tops = tf.ones(shape[1], tf.int64)
+    decode = functools.partial(bare().inq_decode, T=tf.float32, bits=bits)
     text = rf"InqDecode: codes\[{place[0]},{place[1]}\] must be at most {last} "
     with tf.device("CPU:0"), pytest.raises(tf.errors.InvalidArgumentError, match=text):
-        call(bare().inq_decode, tf.constant(codes), tf.ones(shape[1]), bits=bits)
+        call(decode, tf.constant(codes), tops)
     codes[place] = last
     with tf.device("CPU:0"):
-        call(bare().inq_decode, tf.constant(codes), tf.ones(shape[1]), bits=bits)
-
-
-def test_scales_have_no_gradient(device):
-    scales = tf.Variable([0.5])
-    with tf.GradientTape() as tape:
-        weights = bare().inq_decode(tf.ones([3, 1], tf.uint8), scales)
-    assert tape.gradient(weights, scales) is None
+        call(decode, tf.constant(codes), tops)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)

@@ -17,9 +17,9 @@ def absolute(codes):
     return codes - ((codes > 0) & (codes % 2 == 0))
 
 
-def decode_columns(codes, scales, bits=5):
-    """InqDecode: the weights of codes, of which each column has its own scale."""
-    return inq.decode(codes, bits, 0) * np.asarray(scales)
+def decode_columns(codes, top_exponents, bits=5):
+    """InqDecode: the weights of codes, of which each column has its own book."""
+    return inq.decode(codes, bits, 0) * np.ldexp(1.0, top_exponents)
 
 
 def _poses(image):

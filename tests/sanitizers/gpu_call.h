@@ -30,6 +30,7 @@ inline Range RangeOf(float) { return {3.4e38, 1.2e-38}; }
 inline Range RangeOf(Float16) { return {65504, 6.2e-5}; }
 inline Range RangeOf(BFloat16) { return {3.38e38, 1.2e-38}; }
 inline Range RangeOf(uint8_t) { return {255, 0}; }
+inline Range RangeOf(int64_t) { return {9.2e18, 0}; }
 
 inline double Widen(float x) { return x; }
 inline double Widen(double x) { return x; }
@@ -38,6 +39,7 @@ inline double Widen(BFloat16 x) {
   return __bfloat162float(__nv_bfloat16(__nv_bfloat16_raw{x.bits}));
 }
 inline double Widen(uint8_t x) { return x; }
+inline double Widen(int64_t x) { return x; }
 
 template <typename T>
 double WidenAt(const void* data, int64_t i) {
@@ -102,8 +104,10 @@ struct OnGpu {
   size_t next = 0;
 };
 
-// Returns the magnitude of an operand, or the code of a weight's magnitude.
+// Returns the magnitude of an operand, the code of a weight's magnitude, or an
+// exponent.
 inline double Magnitude(double x) { return std::abs(x); }
+inline int64_t Magnitude(int64_t exponent) { return exponent; }
 inline uint8_t Magnitude(uint8_t code) {
   return code == 0 ? 0 : (code - 1) / 2 * 2 + 1;
 }

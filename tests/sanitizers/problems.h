@@ -29,8 +29,8 @@ using Counts = std::vector<int64_t>;  // elements of each tensor of a plan
 
 constexpr int32_t kTopExponent = 3;  // exponent of the largest weight of INQ codes
 
-// Draws numbers between 0.5 and 1 in magnitude, times 2^-shift, and codes that any
-// `bits` allow.
+// Draws numbers between 0.5 and 1 in magnitude, times 2^-shift, codes that any `bits`
+// allow, and exponents.
 class Source {
  public:
   Source() = default;
@@ -46,6 +46,7 @@ class Source {
   void Draw(Float16* x) { x->bits = (0x3800 - (shift << 10)) | (bits_() & 0x83ff); }
   void Draw(BFloat16* x) { x->bits = (0x3f00 - (shift << 7)) | (bits_() & 0x807f); }
   void Draw(uint8_t* x) { *x = bits_() % 3; }
+  void Draw(int64_t* x) { *x = Below(7) - 3; }
 
   int shift = 0;
 

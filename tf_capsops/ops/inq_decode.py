@@ -32,17 +32,17 @@ def inq_decode(codes, top_exponents, bits, dtype, axes=()):
         check for this, and reads it as zero.
     """
     shape = codes.shape.as_list()
+    exponents = tf.reshape(tf.cast(top_exponents, tf.int64), [-1])
+    columns = math.prod(shape[axes[0] :]) if axes else 1
+    if axes and axes[-1] + 1 < len(shape):
+        exponents = tf.repeat(exponents, math.prod(shape[axes[-1] + 1 :]))
+    codes = tf.reshape(codes, [math.prod(shape) // max(columns, 1), columns])
+    if not _portable.is_on():
+        op = _library.load().inq_decode
+        return tf.reshape(op(codes, exponents, bits=bits, T=dtype), shape)
     # The largest weight of a book may overflow float16 even if the weights in use fit.
     wide = tf.float32 if dtype == tf.float16 else dtype
-    scales = tf.reshape(powers_of_two(top_exponents, wide), [-1])
-    columns = 1
-    if axes:
-        columns = math.prod(shape[axes[0] :])
-        scales = tf.repeat(scales, math.prod(shape[axes[-1] + 1 :]))
-    codes = tf.reshape(codes, [math.prod(shape) // max(columns, 1), columns])
-    if _portable.is_on():
-        weights = decoded(codes, 0, bits, wide)
-        weights = tf.where(weights == 0, weights, weights * scales)
-    else:
-        weights = _library.load().inq_decode(codes, scales, bits=bits)
+    weights = decoded(codes, 0, bits, wide)
+    scales = powers_of_two(exponents, wide)
+    weights = tf.where(weights == 0, weights, weights * scales)
     return tf.cast(tf.reshape(weights, shape), dtype)

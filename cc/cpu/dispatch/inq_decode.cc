@@ -5,6 +5,7 @@
 #include "cc/cpu/inq_decode.h"
 
 #include <atomic>
+#include <cstring>
 #include <string>
 
 #include "cc/cpu/dispatch/isa.h"
@@ -31,11 +32,19 @@ LaunchError BadCode(const Problem& p, const uint8_t* codes) {
 
 template <typename T>
 DecodePlan<CpuExec, T> PlanDecode(const CpuExec&, const Problem& p) {
+  using A = Accumulator<T>;
   return CpuPlan<DecodePlan<CpuExec, T>>(
-      0,
-      [p](const CpuExec& exec, const uint8_t* codes, const T* scales, T* weights,
-          void*) -> LaunchError {
+      p.columns * sizeof(A),
+      [p](const CpuExec& exec, const uint8_t* codes, const int64_t* top_exponents,
+          T* weights, void* workspace) -> LaunchError {
         const CpuKernels<T>& kernels = Selected<T>();
+        A* const scales = static_cast<A*>(workspace);
+        for (int64_t c = 0; c < p.columns; ++c) {
+          const int64_t bits = PowerOfTwoBits(top_exponents[c]);
+          double power;
+          std::memcpy(&power, &bits, sizeof(power));
+          scales[c] = static_cast<A>(power);
+        }
         std::atomic<bool> fit = true;
         exec.parallel_for(p.rows * p.columns, 1, [&](int64_t begin, int64_t end) {
           if (begin == end) return;
