@@ -40,7 +40,7 @@ $(VENV)/.ready-%: requirements.txt
 
 # ---- Tests of the tests ------------------------------------------------------------
 # Builds of their own, for the tests alone:
-#   SANITIZE=address,undefined  finds bad memory and undefined behaviour, and counts the
+#   SANITIZE=address,undefined  finds bad memory and undefined behavior, and counts the
 #                               lines that run; for the CPU only
 #   SANITIZE=thread             finds data races in tests/sanitizers/launchers.cc, for
 #                               TensorFlow is not instrumented; for the CPU only

@@ -47,7 +47,7 @@ def quantize(weights, bits, top_exponent=None, axes=()):
     """Rounds weights to zero or a power of two, as incremental quantization does.
 
     A weight becomes `sgn(w) beta` where `(alpha + beta) / 2 <= |w| < 3 beta / 2` and
-    `alpha < beta` are neighbours among 0, 2^n2, ..., 2^n1: equation 4 of Zhou et al.
+    `alpha < beta` are neighbors among 0, 2^n2, ..., 2^n1: equation 4 of Zhou et al.
     (2017). A weight halfway between two goes up; one of at least `3/2 2^n1` becomes
     `2^n1`; one below `2^n2 / 2` becomes zero.
 

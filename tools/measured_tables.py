@@ -155,7 +155,7 @@ def _bench_table(spec: dict, runs: Sequence[dict]) -> str:
     return f"{markdown(headings, rows)}\n{bullets(sources)}"
 
 
-def _labelled(spec: dict, runs: Sequence[dict]) -> Iterator[tuple]:
+def _labeled(spec: dict, runs: Sequence[dict]) -> Iterator[tuple]:
     """Yields label, machine, row, run and result; labels tell machines apart."""
     chosen = [
         (machine_of(run, result["device"]), row, run, result)
@@ -172,7 +172,7 @@ def _training_table(spec: dict, runs: Sequence[dict]) -> str:
     columns = _START_UP if spec.get("show") == "start-up" else _TRAINING
     first, _ = next(iter(columns.values()))
     rows, sources = [], []
-    for label, machine, _row, run, result in _labelled(spec, runs):
+    for label, machine, _row, run, result in _labeled(spec, runs):
         methods = {n: _with_sum(m) for n, m in result["methods"].items()}
         methods = {n: m for n, m in methods.items() if first in m}
         if not methods:
@@ -204,7 +204,7 @@ def _with_sum(method: dict) -> dict:
 def _threads_table(spec: dict, runs: Sequence[dict]) -> str:
     """Shows our milliseconds by number of threads, and how much faster the most are."""
     by_row, sources, counts = {}, [], {}
-    for label, machine, row, run, _result in _labelled(spec, runs):
+    for label, machine, row, run, _result in _labeled(spec, runs):
         wanted = {"op": spec["op"], **spec.get("where", {}), **row}
         found = {
             result["threads"]: result["methods"][OURS]["median_us"] / 1e3
@@ -235,7 +235,7 @@ def _dtype_table(spec: dict, runs: Sequence[dict]) -> str:
     """
     dtypes = spec.get("dtypes", _DTYPES)
     rows, sources = [], []
-    for label, machine, row, _run, _result in _labelled(spec, runs):
+    for label, machine, row, _run, _result in _labeled(spec, runs):
         cells, own, first = [], [], None
         for dtype in dtypes:
             wanted = {"op": spec["op"], **spec.get("where", {}), **row, "dtype": dtype}
@@ -261,7 +261,7 @@ def _codes_table(spec: dict, runs: Sequence[dict]) -> str:
     methods = spec.get("methods", {"": OURS})
     wanted = {"op": spec["op"], **spec.get("where", {})}
     rows, sources, headings = [], [], ["in ms"]
-    for label, machine, row, _run, _result in _labelled(spec, runs):
+    for label, machine, row, _run, _result in _labeled(spec, runs):
         case, cells = row["case"].rpartition(", batch ")[0], []
         for batch in spec["batches"]:
             for method in methods.values():
@@ -310,7 +310,7 @@ def _method_table(spec: dict, runs: Sequence[dict]) -> str:
     unit = spec.get("unit", "ms a step")
     field, scale = _TRAINING[unit]
     rows, sources = [], []
-    for label, machine, _row, run, result in _labelled(spec, runs):
+    for label, machine, _row, run, result in _labeled(spec, runs):
         taken = [
             result["methods"].get(method, {}).get(field)
             for method in spec["columns"].values()

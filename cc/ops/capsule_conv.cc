@@ -34,7 +34,7 @@ weights: Matrices, [kernel_height, kernel_width, in_channels, out_channels, pose
 output: Capsules, [batch, out_height, out_width, out_channels, pose_rows, pose_columns].
 strides: Pixels from one position of the kernel to the next, down and across.
 padding: What is beyond the image: nothing (VALID), or zeros so that output pixels are as many as strides begin in the image (SAME).
-dilations: Pixels between neighbours in the kernel, down and across.
+dilations: Pixels between neighbors in the kernel, down and across.
 )doc");
 
 REGISTER_OP("CapsuleConvBiasRelu")

@@ -50,7 +50,7 @@ output: Capsules, [batch, out_size..., parents, out_dim].
 iterations: How often the parents are computed.
 epsilon: Added to the squared length under the root; positive.
 strides: Pixels from one position of the kernel to the next, for each spatial axis.
-dilations: Pixels between neighbours in the kernel; 1 if transposed.
+dilations: Pixels between neighbors in the kernel; 1 if transposed.
 padding: As of CapsuleConv or, if transposed, of the convolution that it transposes.
 transposed: Whether the votes are those of the transposed convolution.
 leaky: Whether the softmax has one extra entry with logit 0, whose share is discarded.

@@ -42,7 +42,7 @@ constexpr char kAttributes[] =
     R"doc(normalize: What the shares of a child add up to one over: its parents in a window, all parents in all windows that see it, or nothing, where the logits are the shares.
 strides: Pixels from one window to the next, down and across.
 padding: Whether all windows lie inside the image (VALID), or as many windows as strides begin in it (SAME).
-dilations: Pixels between neighbours in a window, down and across.
+dilations: Pixels between neighbors in a window, down and across.
 )doc";
 
 REGISTER_OP("CapsuleMoments")

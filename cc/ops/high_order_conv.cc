@@ -35,8 +35,8 @@ input: Images, [batch, height, width, channels].
 filters: A filter for each pixel and group, [batch, height, width, groups * kernel_height * kernel_width].
 output: Images, [batch, height, width, channels].
 kernel_size: Rows and columns of a filter, two odd numbers.
-dilations: Pixels between neighbours in a filter, down and across.
-groups: Runs of neighbouring channels that have a filter each; divides channels.
+dilations: Pixels between neighbors in a filter, down and across.
+groups: Runs of neighboring channels that have a filter each; divides channels.
 data_format: The order of axes: channels last (NHWC) or second (NCHW).
 )doc");
 

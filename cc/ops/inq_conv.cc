@@ -41,7 +41,7 @@ output: Images, [batch, out_height, out_width, out_channels].
 bits: Bits that a code takes in storage, 2 to 8.
 strides: Pixels from one position of the kernel to the next, down and across.
 padding: What is beyond the image: nothing (VALID), or zeros so that output pixels are as many as strides begin in the image (SAME).
-dilations: Pixels between neighbours in the kernel, down and across.
+dilations: Pixels between neighbors in the kernel, down and across.
 )doc");
 
 REGISTER_OP("InqConvBackpropInput")

@@ -110,7 +110,7 @@ __device__ __noinline__ void StoreColumn(int column, int columns, int channels,
   Narrow(value, row + channel * stride + (column - channel * columns));
 }
 
-// Stores two neighbouring elements as one word, which nvcc does not always do.
+// Stores two neighboring elements as one word, which nvcc does not always do.
 __device__ inline void StorePair(float x, float y, float* to) {
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The image operand of the tensor-core kernels. The contraction is cut into quads: 4
-// neighbouring elements of a pose row of one channel. A block copies the pixels that
+// neighboring elements of a pose row of one channel. A block copies the pixels that
 // its tile reads, the patch, to shared memory, one plane for each quad:
 //   [quad][pixel][pose row] of 4 elements.
 // There the rows of a matrix product, (pixel, pose row), are adjacent, and every filter

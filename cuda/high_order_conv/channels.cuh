@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of groups of a multiple of 4 channels
-// (involution). A thread computes 4 channels of 4 neighbouring pixels of a row, and
+// (involution). A thread computes 4 channels of 4 neighboring pixels of a row, and
 // keeps in registers the 4 + K - 1 vectors of the image that a row of taps reads. The
 // threads of a group share filters, which are staged in shared memory.
 #pragma once

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution of any size, type and layout. Each thread computes one element
-// of a result at a time, directly from the definition; neighbouring threads have
-// neighbouring elements.
+// of a result at a time, directly from the definition; neighboring threads have
+// neighboring elements.
 #include <algorithm>
 #include <cstdint>
 

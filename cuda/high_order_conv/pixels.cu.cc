@@ -3,7 +3,7 @@
 
 // High-order convolution, channels last, of any window, dilation and type, if the
 // filters of 32 pixels fit in shared memory. Filters, or their gradients, are staged
-// there so that global accesses coalesce. Neighbouring threads have neighbouring
+// there so that global accesses coalesce. Neighboring threads have neighboring
 // pixels, and each computes 4 channels of a group at a time.
 #include <cuda_pipeline.h>
 

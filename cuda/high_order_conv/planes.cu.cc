@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels first. A thread computes a pack of kPixels
-// neighbouring pixels, which it loads at once: 4 for floats and 16-bit types if
+// neighboring pixels, which it loads at once: 4 for floats and 16-bit types if
 // kernel_width is 3, 5 or 7, the width is a multiple of 4 and dilation_width is 1; else
 // 1. Packs are numbered through all rows of a plane, so that no width leaves threads
 // idle. Threads share loads through the L1 cache.
@@ -69,7 +69,7 @@ __device__ void StorePack(const A* from, S* to) {
   *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
 }
 
-// The columns of row `y` that kTaps neighbouring taps read for a pack: pixel px reads
+// The columns of row `y` that kTaps neighboring taps read for a pack: pixel px reads
 // column px + tap. They are loaded as three packs of 4 pixels, or kTaps packs of 1.
 template <int kPixels, int kTaps>
 struct Window {

@@ -18,7 +18,7 @@
 namespace capsops::high_order_conv::rows {
 
 constexpr int kThreads = 128;
-constexpr int kPixels = 2;  // neighbouring pixels of a row, per lane
+constexpr int kPixels = 2;  // neighboring pixels of a row, per lane
 constexpr int kStages = 3;  // rows of filters in shared memory
 
 // Work split: an image has `chunks` x `strips` tasks of `rows` rows and `strip`
@@ -40,7 +40,7 @@ struct Shape {
   static constexpr int kUnit = 16 / sizeof(S);           // pixels copied together
   static constexpr int kHalo = kBackward ? kUnit : 0;    // columns computed twice
   static constexpr int kRing = 2 * kRadius + kStages;    // rows of staged input
-  // Sums of grad_input per lane that belong to pixels of neighbouring lanes.
+  // Sums of grad_input per lane that belong to pixels of neighboring lanes.
   static constexpr int kEdge = kBackward ? 2 * kRadius * C : 0;
   static constexpr int kFromX = ((kUnit - kRadius) * C) & ~1;  // even start of window
   static constexpr int kPairsX = ((kUnit + kPixels + kRadius) * C - kFromX + 1) / 2;
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kThreads)
         acc[i][at][c] = i + 1 < K ? acc[(i + 1) % K][at][c] : A{0};
       }
     }
-    // Row y - R of grad_input now lacks only the contributions of neighbouring lanes.
+    // Row y - R of grad_input now lacks only the contributions of neighboring lanes.
     A* const edge = edges + step % 2 * (Z::kEdge * kThreads) + threadIdx.x;
     if constexpr (kBackward) {
 #pragma unroll

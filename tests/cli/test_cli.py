@@ -119,7 +119,7 @@ def test_train_on_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(1)
     np.savez(
-        "colours.npz",
+        "colors.npz",
         x_train=random.integers(0, 256, [12, 9, 10, 3], np.uint8),
         y_train=np.arange(12) % 2,
         x_test=random.integers(0, 256, [4, 9, 10, 3], np.uint8),
@@ -127,20 +127,20 @@ def test_train_on_a_file(tmp_path, monkeypatch, capsys):
     )
     options = ["--epochs", "1", "--batch-size", "5", "--learning-rate", "0.01"]
     with quick.eager(), quick.undrawn():
-        assert main(["train", "--data", "colours.npz", *options]) == 0
-    config = json.loads((tmp_path / "runs/colours/config.json").read_text())
-    assert config["data"] == str(tmp_path / "colours.npz")
+        assert main(["train", "--data", "colors.npz", *options]) == 0
+    config = json.loads((tmp_path / "runs/colors/config.json").read_text())
+    assert config["data"] == str(tmp_path / "colors.npz")
     monkeypatch.chdir("/")
     with quick.eager(), quick.undrawn():
-        assert main(["evaluate", str(tmp_path / "runs/colours")]) == 0
-        assert main(["reconstruct", str(tmp_path / "runs/colours")]) == 0
+        assert main(["evaluate", str(tmp_path / "runs/colors")]) == 0
+        assert main(["reconstruct", str(tmp_path / "runs/colors")]) == 0
     assert "coefficients.png" in capsys.readouterr().out
 
 
 def _shown(coefficients, folder, monkeypatch, classes=3):
     """Returns what `figures.coefficients` shows of a network with such coefficients.
 
-    Returns the arrays of its pictures, and the colour scales they were shown with.
+    Returns the arrays of its pictures, and the color scales they were shown with.
     """
     model = small.capsnet((9, 9, 1), classes, primary_channels=3)
     monkeypatch.setattr(model, "routing_coefficients", lambda images: coefficients)

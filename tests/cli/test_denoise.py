@@ -143,7 +143,7 @@ def test_psnr():
 
 def test_bilateral_by_its_definition():
     image = np.random.default_rng(5).random([6, 7, 3])
-    result = denoising.bilateral(image, space=1.5, colour=0.4, radius=1)
+    result = denoising.bilateral(image, space=1.5, color=0.4, radius=1)
     around = image[2:5, 3:6]
     offsets = np.arange(3) - 1
     distances = offsets[:, np.newaxis] ** 2 + offsets**2

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Training batches: random changes of colour pictures, and weights of classes."""
+"""Training batches: random changes of color pictures, and weights of classes."""
 
 import numpy as np
 import pytest

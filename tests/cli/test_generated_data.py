@@ -17,10 +17,10 @@ _CLASSES = np.array([0, 3, 3, 1, 0, 2, 2, 2, 3, 0], np.int32)
 
 @pytest.fixture(scope="module")
 def digits():
-    """Boxes of 20 x 20 pixels in the middle of 28 x 28, each of its own grey."""
+    """Boxes of 20 x 20 pixels in the middle of 28 x 28, each of its own gray."""
     images = np.zeros([len(_CLASSES), 28, 28, 1], np.float32)
-    greys = (np.arange(len(_CLASSES)) + 1) / 32
-    images[:, 4:24, 4:24] = greys[:, None, None, None]
+    grays = (np.arange(len(_CLASSES)) + 1) / 32
+    images[:, 4:24, 4:24] = grays[:, None, None, None]
     return data.Dataset("boxes", images, _CLASSES, images[::-1], _CLASSES[::-1])
 
 
@@ -211,16 +211,16 @@ def test_one_class_makes_no_pairs(digits):
             data.MultiMnist(data.Dataset("boxes", *arrays))
 
 
-def test_colours_stay(digits):
+def test_colors_stay(digits):
     images = np.random.default_rng(0).random([10, 9, 7, 3], np.float32)
-    colours = data.Dataset("colours", *[images, _CLASSES] * 2)
-    assert data.MultiMnist(colours).image_shape == (17, 15, 3)
-    _, targets = data.MultiMnist(colours).test.take([4])
+    colors = data.Dataset("colors", *[images, _CLASSES] * 2)
+    assert data.MultiMnist(colors).image_shape == (17, 15, 3)
+    _, targets = data.MultiMnist(colors).test.take([4])
     singles = targets["reconstruction"][0].numpy()
     placed = [single[single.any(axis=(1, 2))] for single in singles]
     placed = [each[:, each.any(axis=(0, 2))] for each in placed]
     assert any(np.array_equal(each, images[4]) for each in placed)
-    assert data.AffineMnist(colours).test.take([4])[0].shape == (1, 21, 19, 3)
+    assert data.AffineMnist(colors).test.take([4])[0].shape == (1, 21, 19, 3)
 
 
 def test_shifted_digits_train_as_affine_ones_and_are_whole_when_tested():

@@ -110,7 +110,7 @@ class _Perfect:
         return {"reconstruction": self._targets["reconstruction"]}
 
 
-def test_the_picture_has_each_digit_in_its_colour(digits, tmp_path):
+def test_the_picture_has_each_digit_in_its_color(digits, tmp_path):
     dataset = data.load(f"multimnist:{digits}")
     path = tmp_path / "picture.png"
     figures.reconstructions(_Perfect(dataset), dataset, path, count=12)
@@ -145,7 +145,7 @@ def test_pictures_have_right_and_wrong_pairs(digits, pairs, monkeypatch):
     np.testing.assert_array_equal(decoded[second], read[wrong[0]])
 
 
-def test_two_digits_lie_on_each_other_in_their_colours():
+def test_two_digits_lie_on_each_other_in_their_colors():
     pairs = np.zeros([1, 2, 1, 4, 1], np.float32)
     pairs[0, 0, 0, [0, 1]] = pairs[0, 1, 0, [1, 2]] = 1
     first, both, second, none = figures._overlaid(pairs)[0, 0]

@@ -73,10 +73,10 @@ def test_pictures_of_one_name_have_masks_of_their_own(work, tmp_path, capsys):
 def test_overlays_of_equal_masks_stay(work, tmp_path):
     """Pictures of one name that have the same mask are drawn apart."""
     options = ["--output", str(tmp_path / "found"), "--overlays"]
-    for folder, grey in (("a", 0), ("b", 1)):
+    for folder, gray in (("a", 0), ("b", 1)):
         picture = tmp_path / folder / "0.png"
         picture.parent.mkdir()
-        masks.write_png(picture, np.full([8, 16, 1], grey, np.uint8))
+        masks.write_png(picture, np.full([8, 16, 1], gray, np.uint8))
         assert main(["predict", str(work / "model.keras"), str(picture), *options]) == 0
     drawn = [path.read_bytes() for path in (tmp_path / "found/overlays").iterdir()]
     assert len(drawn) == 2 and drawn[0] != drawn[1]

@@ -25,14 +25,14 @@ def test_a_folder_may_have_pictures_for_testing_alone(tmp_path):
 
 
 def test_a_folder_has_pictures_and_masks_of_the_same_names(tmp_path):
-    folder = masked_pictures(tmp_path / "cells", 10, greys=(0, 100, 255))
+    folder = masked_pictures(tmp_path / "cells", 10, grays=(0, 100, 255))
     loaded = data.load(folder)
     assert loaded.has_masks and loaded.class_names == ["0", "100", "255"]
     assert loaded.image_shape == (8, 16, 1)
     assert (len(loaded.train), len(loaded.test)) == (8, 2)
     images, masks = loaded.train.take(range(8))
-    greys = np.array([0, 100, 255])[masks.numpy()]
-    np.testing.assert_allclose(images, (greys // 2 + 20) / 255, atol=1e-6)
+    grays = np.array([0, 100, 255])[masks.numpy()]
+    np.testing.assert_allclose(images, (grays // 2 + 20) / 255, atol=1e-6)
     alone = loaded.train.targets(range(8), loaded.train.draws(0))
     np.testing.assert_array_equal(alone, masks)
     held = loaded.held_out(np.arange(6), np.arange(6, 8))
@@ -130,14 +130,14 @@ def _without_masks(folder):
 @pytest.mark.parametrize(
     "change, text",
     [
-        (_colored, "masks/1.png has colours: masks must be grey"),
+        (_colored, "masks/1.png has colors: masks must be gray"),
         (_deep, "masks/1.png has 16 bits for each pixel: masks must have 8 at most"),
         (_lossy, "masks/1.png is no PNG file: masks must be"),
         (_without_masks, "cells has images/ but no masks/"),
         (_alone, "images/1.png has no mask of the same name"),
         (_other_size, "differ in size: give --image-size PIXELS"),
         (_broken, "masks/1.png cannot be read as a picture"),
-        (_one_class, "have one grey, 0: there must be two or more"),
+        (_one_class, "have one gray, 0: there must be two or more"),
         (_twice, "1.png and .*1.jpg have the same name"),
         (_no_picture, "notes.txt is no PNG or JPEG picture: take it out"),
     ],
@@ -150,15 +150,15 @@ def test_bad_folders_are_named(tmp_path, change, text):
 
 
 def test_a_grey_that_the_network_does_not_know_is_named(tmp_path):
-    folder = masked_pictures(tmp_path / "cells", greys=(0, 7))
-    with pytest.raises(ValueError, match="has a grey of 7, and the network knows 0, 5"):
+    folder = masked_pictures(tmp_path / "cells", grays=(0, 7))
+    with pytest.raises(ValueError, match="has a gray of 7, and the network knows 0, 5"):
         data.load(folder, class_names=["0", "5"])
 
 
 def test_a_grey_that_only_masks_for_testing_have_is_named(tmp_path):
     masked_pictures(tmp_path / "train")
-    masked_pictures(tmp_path / "test", greys=(0, 7, 255))
-    with pytest.raises(ValueError, match="has a grey of 7, and the network knows 0, 2"):
+    masked_pictures(tmp_path / "test", grays=(0, 7, 255))
+    with pytest.raises(ValueError, match="has a gray of 7, and the network knows 0, 2"):
         data.load(tmp_path)
     everything = data.load(tmp_path, training=False)
     assert everything.class_names == ["0", "7", "255"]

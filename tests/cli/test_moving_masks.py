@@ -72,7 +72,7 @@ def test_bends_are_smooth_and_as_large_as_they_may_be():
     assert 3 < np.abs(bend).max() < 4 * 1.5
     assert np.abs(bend.mean(axis=(0, 1, 2))).max() < 0.2
     whole = (ones > 1 - 1e-6)[:, 1:] & (ones > 1 - 1e-6)[:, :-1]
-    assert np.abs(np.diff(bend, axis=1))[whole].max() < 1.5  # of neighbours
+    assert np.abs(np.diff(bend, axis=1))[whole].max() < 1.5  # of neighbors
     # Each image has a bend of its own, and a seed repeats it.
     assert np.ptp(bend[:, 16, 23], axis=0).min() > 2
     again = distort(tf.constant(images), [1, 2], Distortion(elastic=4.0))

@@ -107,17 +107,17 @@ def test_pictures_are_converted_as_asked(halves):
     white = np.full([6, 4, 2], 255, np.uint8)
     white[:3, :, 0] = 0
     white[..., 1] = 128  # alpha
-    _write(halves / "train" / "cat" / "grey.png", white)
+    _write(halves / "train" / "cat" / "gray.png", white)
     wide = data.load(halves, image_size=(2, 4), color_mode="rgb")
     assert wide.image_shape == (2, 4, 3)
-    (index,) = [i for i, path in enumerate(wide.train._files) if "grey" in path]
+    (index,) = [i for i, path in enumerate(wide.train._files) if "gray" in path]
     (image,), _ = wide.train.take([index])
     # Of three rows each, black above white, smoothed between.
     np.testing.assert_array_equal(image[..., 0], image[..., 2])
     assert np.ptp(image, axis=1).max() < 1e-6
     assert image[0, 0, 0] < 0.2 and image[1, 0, 0] > 0.8
-    grey = data.load(halves, image_size=(9, 8), color_mode="grayscale")
-    images, _ = grey.test.take([0, 3])
+    gray = data.load(halves, image_size=(9, 8), color_mode="grayscale")
+    images, _ = gray.test.take([0, 3])
     red, green = images[:, 0, 0, 0].numpy()
     np.testing.assert_allclose([red, green], [0.299, 0.587], atol=1e-6)
 
@@ -187,7 +187,7 @@ _BAD = [
     ),
     (
         _grey,
-        "pets/train/dog/a.png is grey, and pets/train/cat/0.png has colours: give "
+        "pets/train/dog/a.png is gray, and pets/train/cat/0.png has colors: give "
         "--color-mode rgb or grayscale to convert all pictures",
     ),
     (_other, "pets/test/cow is none of the classes that training has: cat, dog"),

@@ -20,10 +20,10 @@ from tf_capsops.__main__ import main
 _NAMES = ["red", "green", "blue"]
 
 
-def _write(path, colour, size=(6, 5)):
+def _write(path, color, size=(6, 5)):
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    tf.io.write_file(str(path), tf.io.encode_png(np.full([*size, len(colour)], colour)))
+    tf.io.write_file(str(path), tf.io.encode_png(np.full([*size, len(color)], color)))
 
 
 def _save(path, shape, *rest):
@@ -33,7 +33,7 @@ def _save(path, shape, *rest):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run's directory, and pictures of one colour each, in the working directory."""
+    """A run's directory, and pictures of one color each, in the working directory."""
     monkeypatch.chdir(tmp_path)
     folder = pathlib.Path("run")
     folder.mkdir()
@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch):
     (folder / "config.json").write_text(json.dumps({"classes": _NAMES}))
     _write("many/green.png", np.array([51, 204, 0], np.uint8))
     _write("many/more/blue.PNG", np.array([0, 102, 255], np.uint8))
-    _write("grey.png", np.array([51], np.uint8))
+    _write("gray.png", np.array([51], np.uint8))
     pathlib.Path("many/notes.txt").write_text("no picture")
     return "run"
 
@@ -54,12 +54,12 @@ def test_links_in_a_circle_are_left_out(run, capsys):
 
 def test_scores_that_are_no_numbers(run, capsys):
     _save("run/model.keras", [4, 4, 3], keras.layers.Rescaling(np.nan))
-    assert main(["predict", "--json", run, "grey.png"]) == 2
+    assert main(["predict", "--json", run, "gray.png"]) == 2
     assert "network's scores are NaN" in capsys.readouterr().err
 
 
 def test_a_line_for_each_picture(run, capsys):
-    assert main(["predict", run, "many/green.png", "grey.png"]) == 0
+    assert main(["predict", run, "many/green.png", "gray.png"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "many/green.png: green 0.8000\ngrey.png: red 0.2000\n"
     assert not printed.err
@@ -71,7 +71,7 @@ def test_folders_and_several_classes(run, capsys):
         "many/green.png: green 0.8000, red 0.2000\n"
         "many/more/blue.PNG: blue 1.0000, green 0.4000\n"
     )
-    assert main(["predict", run, "grey.png", "--top", "9"]) == 0
+    assert main(["predict", run, "gray.png", "--top", "9"]) == 0
     assert capsys.readouterr().out.count("0.2000") == 3
 
 
@@ -113,10 +113,10 @@ def test_quantized_codes(run, capsys):
 
 
 def test_others_are_answered_beside_files_that_cannot_be_read(run, capfd):
-    pathlib.Path("cut.png").write_bytes(pathlib.Path("grey.png").read_bytes()[:-20])
+    pathlib.Path("cut.png").write_bytes(pathlib.Path("gray.png").read_bytes()[:-20])
     pathlib.Path("empty").mkdir()
     given = ["many/green.png", "cut.png", "none.png", "empty", "many/notes.txt"]
-    assert main(["predict", run, *given, "grey.png"]) == 2
+    assert main(["predict", run, *given, "gray.png"]) == 2
     printed = capfd.readouterr()
     assert printed.out == "many/green.png: green 0.8000\ngrey.png: red 0.2000\n"
     assert printed.err.splitlines() == [
@@ -134,10 +134,10 @@ def test_others_are_answered_beside_files_that_cannot_be_read(run, capfd):
 
 def test_models_that_take_no_pictures(run, capsys):
     _save("four.keras", [4, 4, 4])
-    assert main(["predict", "four.keras", "grey.png"]) == 2
+    assert main(["predict", "four.keras", "gray.png"]) == 2
     text = "four.keras takes images of 4 channels, and pictures have 1 or 3"
     assert text in capsys.readouterr().err
-    assert main(["predict", "elsewhere", "grey.png"]) == 2
+    assert main(["predict", "elsewhere", "gray.png"]) == 2
     assert "no model at elsewhere" in capsys.readouterr().err
     assert main(["predict", run]) == 2
     assert "required: FILE|FOLDER" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def test_overlaps_are_those_of_pixels():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of a folder of pictures, whose greys a few weights tell apart."""
+    """A run of a folder of pictures, whose grays a few weights tell apart."""
     folder = tmp_path_factory.mktemp("segmentation")
     cells = masked_pictures(folder / "cells", 10)
     options = ["--epochs", "15", "--batch-size", "2", "--validation", "0.25"]
@@ -106,7 +106,7 @@ def test_a_run_is_evaluated(trained, capsys):
     assert found == json.loads((run / "segmentation.json").read_text())
     assert found["class_names"] == ["0", "255"]
     assert np.sum(found["confusion"]) == found["images"] * 8 * 16
-    assert found["mean_dice"] > 0.9  # two greys
+    assert found["mean_dice"] > 0.9  # two grays
     assert main(["evaluate", str(run)]) == 0
     said = capsys.readouterr().out
     assert "class      pixels    Dice     IoU" in said and "segmentation.json" in said

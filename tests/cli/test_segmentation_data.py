@@ -13,7 +13,7 @@ _LABELS = np.array([0, 2, 1, 2, 0, 1], np.int32)
 
 
 def _boxes(shape=(11, 8, 1)):
-    """Boxes that fill the digit but for its last row, each of its own grey."""
+    """Boxes that fill the digit but for its last row, each of its own gray."""
     images = np.zeros([len(_LABELS), *shape], np.float32)
     images[:, :-1] = (np.arange(len(_LABELS)) + 5).reshape(-1, 1, 1, 1) / 10
     return data.Dataset("boxes", images, _LABELS, images[::-1], _LABELS[::-1])
@@ -65,15 +65,15 @@ def test_digits_must_fit_into_images(given):
 def test_a_pixel_is_of_the_digit_that_has_more_ink_there():
     images, masks = _epochs(data.SegmentedMnist(_boxes()).train, 60)
     images, masks = images[..., 0], masks[..., 0]
-    greys = np.rint(images * 10).astype(int) - 5
+    grays = np.rint(images * 10).astype(int) - 5
     np.testing.assert_array_equal(images > 0, masks > 0)
-    for grey, classes in zip(greys, masks):
-        shown = np.unique(grey[classes > 0])
+    for gray, classes in zip(grays, masks):
+        shown = np.unique(gray[classes > 0])
         assert len(shown) <= 2
         # The lighter box may hide the other one, but is whole itself.
-        assert np.count_nonzero(grey == shown.max()) == 80
+        assert np.count_nonzero(gray == shown.max()) == 80
         np.testing.assert_array_equal(
-            classes[classes > 0], _LABELS[grey[classes > 0]] + 1
+            classes[classes > 0], _LABELS[gray[classes > 0]] + 1
         )
         assert len(np.unique(classes[classes > 0])) == len(shown)
     rows = (images > 0).any(axis=2).argmax(axis=1)
@@ -84,7 +84,7 @@ def test_a_pixel_is_of_the_digit_that_has_more_ink_there():
     assert last.min() == 1, "the last row of a digit is empty"
 
 
-def test_faint_pixels_are_background_and_colours_count_by_their_brightest():
+def test_faint_pixels_are_background_and_colors_count_by_their_brightest():
     images = np.zeros([2, 8, 8, 3], np.float32)
     images[:, :, :4] = [0.2, 0.49, 0.0]
     images[:, :, 4:] = [0.1, 0.0, 0.51]

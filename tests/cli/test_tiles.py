@@ -119,7 +119,7 @@ def _png(path):
 def test_predict_reads_tiles_and_draws_overlays(tmp_path, capsys):
     model = _network("unet", (8, 16, 1))
     model.save(tmp_path / "model.keras")
-    masked_pictures(tmp_path / "large", 2, greys=(0, 90, 200), size=(37, 300))
+    masked_pictures(tmp_path / "large", 2, grays=(0, 90, 200), size=(37, 300))
     output, pictures = tmp_path / "found", tmp_path / "large/images"
     given = ["predict", str(tmp_path / "model.keras"), str(pictures), "--json"]
     options = ["--tile", "256", "--overlays", "--output", str(output)]

@@ -16,7 +16,7 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 def _boundaries(n1, powers, dtype="float64"):
-    """Every power near a book, every middle of two, both neighbours, and signs."""
+    """Every power near a book, every middle of two, both neighbors, and signs."""
     exponents = np.arange(n1 - powers - 3, n1 + 3)
     sizes = np.outer(np.ldexp(1.0, exponents), [1, 1.5]).reshape(-1).astype(dtype)
     step = np.ldexp(sizes.astype(np.float64), 1 - ml_dtypes.finfo(dtype).nmant - 2)

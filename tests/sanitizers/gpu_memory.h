@@ -148,7 +148,7 @@ struct LoadedCall {
            (value < -most / 2 && exact - may < -most);
   }
   // The rounding errors of terms that cancel in double precision, relative to these.
-  static constexpr double kCancelled = 1e-12;
+  static constexpr double kCanceled = 1e-12;
 
   static double Largest(const std::vector<double>& values, double largest) {
     for (const double value : values) largest = std::max(largest, std::abs(value));
@@ -168,7 +168,7 @@ struct LoadedCall {
       // If terms cancel, as in the gradient of the logits of one parent, only their
       // rounding errors remain.
       double largest = Largest(wanted[r], 0);
-      if (largest < kCancelled * largest_of_all) largest = largest_of_all;
+      if (largest < kCanceled * largest_of_all) largest = largest_of_all;
       for (int64_t i = 0; i < tensor.count; ++i) {
         const double value = tensor.widen(results[r].data(), i), exact = wanted[r][i];
         const double scale = path->linear() ? terms[r][i] : largest;

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Canvas, colours and tiles that several kinds of pictures share."""
+"""Canvas, colors and tiles that several kinds of pictures share."""
 
 import warnings
 
@@ -64,7 +64,7 @@ def literal(name):
 def tiles(axes, images, columns):
     """Shows images `[rows, up to columns, H, W, C]`, with gaps between them.
 
-    Images of three channels are shown in colour. For others, the first channel is shown
+    Images of three channels are shown in color. For others, the first channel is shown
     dark on light.
 
     Returns:

@@ -199,20 +199,20 @@ def best_bilateral(noisy, clean):
     """
     tries = {}
     for space in (1.5, 2.0, 3.0):
-        for colour in (0.2, 0.3, 0.4, 0.6):
-            name = f"sigma {space:.1f} px, {colour:.1f} in colour"
-            tries[name] = bilateral(noisy, space, colour)
+        for color in (0.2, 0.3, 0.4, 0.6):
+            name = f"sigma {space:.1f} px, {color:.1f} in color"
+            tries[name] = bilateral(noisy, space, color)
     best = max(tries, key=lambda name: psnr(clean, tries[name]))
     return tries[best], best
 
 
-def bilateral(image, space, colour, radius=4):
+def bilateral(image, space, color, radius=4):
     """Applies the bilateral filter of Tomasi and Manduchi (1998).
 
     Args:
       image: `[H, W, C]`.
       space: standard deviation of the weights over distance, in pixels.
-      colour: standard deviation of the weights over the distance of two colours.
+      color: standard deviation of the weights over the distance of two colors.
       radius: pixels on each side that count.
     """
     height, width, _ = image.shape
@@ -223,7 +223,7 @@ def bilateral(image, space, colour, radius=4):
             moved = around[down : down + height, right : right + width]
             distance = (down - radius) ** 2 + (right - radius) ** 2
             difference = np.square(moved - image).sum(-1, keepdims=True)
-            weight = np.exp(-difference / (2 * colour**2) - distance / (2 * space**2))
+            weight = np.exp(-difference / (2 * color**2) - distance / (2 * space**2))
             total += weight
             weighted += weight * moved
     return weighted / total

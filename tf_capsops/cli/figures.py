@@ -15,7 +15,7 @@ from tf_capsops.cli.evaluation import multi_hot
 # Offsets for one dimension of a capsule: figure 4 of Sabour et al. (2017).
 OFFSETS = np.linspace(-0.25, 0.25, 11)
 _SEARCHED = 1000  # test images of pairs that are searched for wrong predictions
-# Colours of the two reconstructions of a pair.
+# Colors of the two reconstructions of a pair.
 _COLORS = np.array([to_rgb(canvas.BLUE), to_rgb(canvas.ORANGE)], np.float32)
 
 
@@ -48,7 +48,7 @@ def reconstructions(model, dataset, path, count=40, columns=10):
 
 
 def _reconstructed_pairs(model, dataset, path, count, columns):
-    """Draws test images, and below each both reconstructions in two colours, to `path`.
+    """Draws test images, and below each both reconstructions in two colors, to `path`.
 
     This is figure 5 of Sabour et al. (2017). L names the labels, and R the classes
     whose capsules are decoded. A quarter of the `count` images have wrong predictions,
@@ -58,13 +58,13 @@ def _reconstructed_pairs(model, dataset, path, count, columns):
     images, shown, decoded, wrong = _chosen_pairs(model, dataset, count)
     outputs = model({"images": images, "labels": decoded})
     overlaid = _overlaid(np.asarray(outputs["reconstruction"]))
-    grey = canvas.INK(images.mean(axis=-1))[..., :3]
+    gray = canvas.INK(images.mean(axis=-1))[..., :3]
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
     figure = canvas.figure(columns * 0.9, rows * 2.2 + 0.3)
     for row, axes in enumerate(figure.subplots(rows, 1, squeeze=False)[:, 0]):
         part = slice(row * columns, (row + 1) * columns)
-        centers, _ = canvas.tiles(axes, np.stack([grey[part], overlaid[part]]), columns)
+        centers, _ = canvas.tiles(axes, np.stack([gray[part], overlaid[part]]), columns)
         for center, *sample in zip(centers, shown[part], decoded[part], wrong[part]):
             _caption_pair(axes, center, *sample)
     figure.suptitle("test images, and below each its reconstructions", fontsize=10)
@@ -116,7 +116,7 @@ def coefficients(model, dataset, path, count=10):
     * for the predicted class, every primary capsule;
     * for the class with the second highest score, every primary capsule.
 
-    Colours show ratios to 1 / classes, with which routing begins, on logarithmic
+    Colors show ratios to 1 / classes, with which routing begins, on logarithmic
     scales.
     """
     images, labels = _of_each_class(dataset, count)
@@ -160,7 +160,7 @@ def comparison(models, dataset, path, count=10):
 
     The images are the first ones of each class, `count` in all. Below them is a row for
     each network: the mean over the types of primary capsule, at each position, of the
-    coefficients for the class that this network predicts. Colours show ratios to 1 /
+    coefficients for the class that this network predicts. Colors show ratios to 1 /
     classes on one logarithmic scale. A wrong prediction is named in red.
 
     Args:
@@ -241,9 +241,9 @@ def _chosen_pairs(model, dataset, count):
 
 
 def _overlaid(pairs):
-    """Returns images `[N, H, W, 3]` of pairs `[N, 2, H, W, C]`, in colours on paper.
+    """Returns images `[N, H, W, 3]` of pairs `[N, 2, H, W, C]`, in colors on paper.
 
-    Where both have ink, their colours mix to a dark one.
+    Where both have ink, their colors mix to a dark one.
     """
     ink = np.einsum("nphwc,pk->nhwk", pairs, 1 - _COLORS) / pairs.shape[-1]
     return np.clip(1 - ink, 0, 1) * canvas.INK(0.0)[:3]
@@ -376,7 +376,7 @@ def _blocks(axes, values, scale):
 
 
 def _shade(axes, values, scale, extent=None):
-    """Shows coefficients; zeros, of capsules that no window sees, are grey."""
+    """Shows coefficients; zeros, of capsules that no window sees, are gray."""
     values = np.where(values > 0, values, np.nan)
     options = {"norm": scale.norm, "cmap": scale.cmap, "interpolation": "nearest"}
     axes.imshow(values, extent=extent, **options)

@@ -6,7 +6,7 @@ import colorsys
 
 import numpy as np
 
-_GOLDEN = 0.618034  # The step between hues, which keeps neighbouring classes apart.
+_GOLDEN = 0.618034  # The step between hues, which keeps neighboring classes apart.
 _OPACITY = 0.4  # opacity inside of contours
 _MOST_NAMES = 24  # the most classes that a legend names
 
@@ -24,7 +24,7 @@ def overlaid(image, classes):
 
     Args:
       image: `[H, W, C]`, from 0 to 1. Three channels are shown in color, of others the
-        first in grey.
+        first in gray.
       classes: integers `[H, W]`; 0 is the background, which stays as it is.
 
     Returns:

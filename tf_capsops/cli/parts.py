@@ -20,7 +20,7 @@ def draw(model, dataset, path, number=0):
 
     The upper row has the image and the coefficients for the classes that score highest,
     as means over the types of primary capsules. The lower row has the types that give
-    the largest shares to the first of these classes. Colours are as in
+    the largest shares to the first of these classes. Colors are as in
     `figures.coefficients`.
 
     Args:

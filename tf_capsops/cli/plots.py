@@ -68,7 +68,7 @@ def learning_curves(runs, path):
 
 
 def confusion(matrix, names, path):
-    """Draws a confusion matrix to `path`; colours show shares of each row.
+    """Draws a confusion matrix to `path`; colors show shares of each row.
 
     Args:
       matrix: counts `[classes, classes]`: rows are labels, columns predictions.

@@ -23,7 +23,7 @@ def add_arguments(parser):
         metavar="FILE|FOLDER",
         nargs="+",
         help="PNG and JPEG pictures, or folders with such, however deep; they are "
-        "resized to what the network takes, and converted to grey or colour; NIfTI "
+        "resized to what the network takes, and converted to gray or color; NIfTI "
         "volumes for a network that segments volumes",
     )
     parser.add_argument(

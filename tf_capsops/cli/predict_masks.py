@@ -91,8 +91,8 @@ class Masks:
                     shown = overlays.middle(image), overlays.middle(read)
                 else:
                     classes = masks.like(file, read)
-                    grey = self._values[classes][..., np.newaxis]
-                    write = functools.partial(masks.write_png, image=grey)
+                    gray = self._values[classes][..., np.newaxis]
+                    write = functools.partial(masks.write_png, image=gray)
                     shown = file, classes
                 draw = functools.partial(self._draw, *shown)
                 path = self._keep(pathlib.Path(file), write, draw)

@@ -38,7 +38,7 @@ def _add_data(group):
     group.add_argument(
         "--color-mode",
         choices=["grayscale", "rgb"],
-        help="convert the pictures of a folder to grey or to colour (default: what all "
+        help="convert the pictures of a folder to gray or to color (default: what all "
         "pictures are)",
     )
     group.add_argument(
@@ -104,7 +104,7 @@ def _add_network(group):
         type=options.positive_float,
         help="what the squared error of a reconstruction, summed over an image, counts "
         "beside the margin loss, for capsnet and segcaps; more for images of few "
-        "pixels or of colours, which stay grey (default: as the preset has it, such as "
+        "pixels or of colors, which stay gray (default: as the preset has it, such as "
         "0.0005 for compact)",
     )
 

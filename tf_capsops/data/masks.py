@@ -21,7 +21,7 @@ _DEPTH = 24  # the place of the byte in a PNG file with the number of bits per c
 class MaskedPictures(pictures.Pictures):
     """`Pictures` whose targets are masks, int32 `[B, H, W, 1]`.
 
-    The classes are named after their greys in the masks. The first is the background.
+    The classes are named after their grays in the masks. The first is the background.
     """
 
     has_masks = True
@@ -35,7 +35,7 @@ class MaskedSamples(pictures.PictureSamples):
       masks: the paths of their masks.
       image_shape: (height, width, channels) that the pictures are converted to.
       orientations: how the pictures are turned, as `pictures.look_at` returns it.
-      classes: the number of the class of each grey, `[256]`.
+      classes: the number of the class of each gray, `[256]`.
     """
 
     def __init__(self, paths, masks, image_shape, orientations, classes):
@@ -87,7 +87,7 @@ def load(
 
     Raises:
       ValueError: if the folder has another layout, a picture has no mask, a file is no
-        picture, a mask is no grey PNG of at most 8 bits, sizes or colors differ and no
+        picture, a mask is no gray PNG of at most 8 bits, sizes or colors differ and no
         option says what to convert them to, or the masks have one class; the message
         names the file or folder.
     """
@@ -140,16 +140,16 @@ def load(
 
 
 def _check_form(path, channels):
-    """Raises a ValueError unless a mask is a grey PNG file of at most 8 bits."""
+    """Raises a ValueError unless a mask is a gray PNG file of at most 8 bits."""
     with open(path, "rb") as file:
         start = file.read(_DEPTH + 1)
     if not start.startswith(_PNG):
         raise ValueError(
-            f"{path} is no PNG file: masks must be, for JPEG changes greys"
+            f"{path} is no PNG file: masks must be, for JPEG changes grays"
         )
     if channels > 2:
         raise ValueError(
-            f"{path} has colours: masks must be grey, with a grey for each class"
+            f"{path} has colors: masks must be gray, with a gray for each class"
         )
     if start[_DEPTH] > 8:
         raise ValueError(
@@ -158,11 +158,11 @@ def _check_form(path, channels):
 
 
 def _grey(path):
-    """Returns a mask's greys, uint8 `[H, W, 1]`."""
-    greys = tf.io.decode_image(
+    """Returns a mask's grays, uint8 `[H, W, 1]`."""
+    grays = tf.io.decode_image(
         tf.io.read_file(path), channels=1, expand_animations=False
     )
-    return tf.ensure_shape(greys, [None, None, 1])
+    return tf.ensure_shape(grays, [None, None, 1])
 
 
 def _resized(mask, size):
@@ -170,7 +170,7 @@ def _resized(mask, size):
 
 
 def _greys_of(path):
-    """Returns the greys that a mask has."""
+    """Returns the grays that a mask has."""
     with _console.without_log_lines(), tf.device("CPU:0"):
         return np.unique(_grey(os.fsencode(path))).tolist()
 
@@ -183,5 +183,5 @@ def like(path, classes):
 
 
 def write_png(path, image):
-    """Writes greys or colors, uint8 `[H, W, 1 or 3]`."""
+    """Writes grays or colors, uint8 `[H, W, 1 or 3]`."""
     pathlib.Path(path).write_bytes(tf.io.encode_png(image).numpy())

@@ -16,7 +16,7 @@ from tf_capsops.data.samples import Samples, on_processor
 from tf_capsops.untuned import untuned
 
 COLOR_MODES = {"grayscale": 1, "rgb": 3}  # channels, by the names that Keras has
-_WEIGHTS = (0.299, 0.587, 0.114)  # shares of red, green and blue in grey, as in JPEG
+_WEIGHTS = (0.299, 0.587, 0.114)  # shares of red, green and blue in gray, as in JPEG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ def load(
 
     Raises:
       ValueError: if the folder has another layout, a file is no picture, or the
-        pictures differ in size or colour and no option says what to convert them to;
+        pictures differ in size or color and no option says what to convert them to;
         the message names the file or folder.
     """
     image_size = checked_size(image_size, color_mode)
@@ -170,7 +170,7 @@ def read_pictures(paths, image_shape):
     Args:
       paths: the paths of PNG or JPEG files.
       image_shape: (height, width, channels): each is resized to this height and width,
-        and converted to grey for 1 channel and to colour for 3.
+        and converted to gray for 1 channel and to color for 3.
 
     Returns:
       A NumPy array `[N, height, width, channels]`, float32 in [0, 1].
@@ -182,8 +182,8 @@ def read_pictures(paths, image_shape):
     >>> import tensorflow as tf
     >>> from tf_capsops import data
     >>> with tempfile.NamedTemporaryFile(suffix=".png") as file:
-    ...     grey = tf.fill([20, 30, 1], tf.constant(255, tf.uint8))
-    ...     tf.io.write_file(file.name, tf.io.encode_png(grey))
+    ...     gray = tf.fill([20, 30, 1], tf.constant(255, tf.uint8))
+    ...     tf.io.write_file(file.name, tf.io.encode_png(gray))
     ...     images = data.read_pictures([file.name], (8, 8, 3))
     >>> images.shape, round(float(images.min()), 3)
     ((1, 8, 8, 3), 1.0)
@@ -234,16 +234,16 @@ def _pixels(contents):
 
 
 def _with_channels(picture, channels):
-    """Converts between grey (with or without alpha) and colour; drops alpha."""
+    """Converts between gray (with or without alpha) and color; drops alpha."""
     picture = tf.cast(picture, tf.float32)
     is_grey = tf.shape(picture)[-1] < 3
     if channels == 1:
         weights = tf.constant(_WEIGHTS)
 
-        def grey():
+        def gray():
             return tf.reduce_sum(picture[..., :3] * weights, axis=-1, keepdims=True)
 
-        return tf.cond(is_grey, lambda: picture[..., :1], grey)
+        return tf.cond(is_grey, lambda: picture[..., :1], gray)
     return tf.cond(
         is_grey, lambda: tf.repeat(picture[..., :1], 3, -1), lambda: picture[..., :3]
     )
@@ -324,8 +324,8 @@ def image_shape(paths, shapes, size, color_mode):
     if size is None:
         size = _same(paths, shapes[:, :2], "--image-size PIXELS", _size)
     if color_mode is None:
-        grey = shapes[:, 2:] < 3
-        (is_grey,) = _same(paths, grey, "--color-mode rgb or grayscale", _color)
+        gray = shapes[:, 2:] < 3
+        (is_grey,) = _same(paths, gray, "--color-mode rgb or grayscale", _color)
         color_mode = "grayscale" if is_grey else "rgb"
     return (*map(int, size), COLOR_MODES[color_mode])
 
@@ -351,4 +351,4 @@ def _size(size):
 
 
 def _color(is_grey):
-    return "is grey" if is_grey[0] else "has colours"
+    return "is gray" if is_grey[0] else "has colors"

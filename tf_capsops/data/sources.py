@@ -37,7 +37,7 @@ def load(source, seed=0, **options):
           masks of classes, of the size of the images or of volumes `[N, D, H, W, C]`;
         * the path of a folder of PNG and JPEG pictures, which has one folder for each
           class, or `train` and `test` with these in each; or pictures in `images` and
-          grey masks of the same names in `masks`, in which each grey is a class.
+          gray masks of the same names in `masks`, in which each gray is a class.
           Pictures are decoded as they are needed. Or NIfTI volumes and masks, which
           nibabel reads;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such

@@ -154,7 +154,7 @@ def deepcaps(
     * a decoder of transposed convolutions. It gets the capsule of one class, but not
       which class that is.
 
-    For 28 x 28 grey images and ten classes, the paper's size has 8,506,705 parameters;
+    For 28 x 28 gray images and ten classes, the paper's size has 8,506,705 parameters;
     6,400 of them are initial logits, which are zero and not trained. For 64 x 64 color
     images, to which the authors enlarged CIFAR-10, it has 13,452,563, with 25,600 such
     logits. The model follows the authors' published code, with these differences:

@@ -76,7 +76,7 @@ def segcaps(
     transposed convolutions. A decoder reconstructs the image from the capsules of the
     classes that are present.
 
-    The paper's size has 1,425,649 parameters for grey images and one class. The model
+    The paper's size has 1,425,649 parameters for gray images and one class. The model
     follows the code that the authors published, with these differences:
 
     * The squash has an epsilon, and so a gradient at zero.

@@ -23,7 +23,7 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
     between equal levels. This is the network of Ronneberger, Fischer and Brox, "U-Net"
     (2015), except that images keep their size. The model follows the code that LaLonde
     and Bagci published; like theirs, the paper's size has 31,030,593 parameters for
-    grey images and one class.
+    gray images and one class.
 
     Args:
       input_shape: (height, width, channels) of the images. A height or width of None

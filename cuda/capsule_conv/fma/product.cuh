@@ -40,7 +40,7 @@ struct RowTable {
   int64_t out[N];
 };
 
-// A block's coordinates in the grid. Blocks that read the same pixels are neighbours.
+// A block's coordinates in the grid. Blocks that read the same pixels are neighbors.
 struct BlockCoord {
   int64_t column_tile, row_tile;
   int depth, phase, part;
@@ -109,7 +109,7 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
 
 // Computes a tile of kTileRows<kColumns> x kColumns of out per block, or with split-K
 // one part of its sum in partial[part]. A thread loads one term of several rows and
-// columns. Neighbouring threads load neighbouring terms, then neighbouring rows, which
+// columns. Neighboring threads load neighboring terms, then neighboring rows, which
 // are contiguous in memory (c, p, q). Past the last row or column, the last one is
 // loaded again and not stored.
 template <typename S, typename A, int kColumns>

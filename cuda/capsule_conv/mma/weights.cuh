@@ -134,7 +134,7 @@ struct ColumnQuad {
   }
 };
 
-// Stores the first `count` of 4 neighbours, or adds them to what is there.
+// Stores the first `count` of 4 neighbors, or adds them to what is there.
 static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
                                                  float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};

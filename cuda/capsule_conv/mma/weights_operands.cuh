@@ -3,8 +3,8 @@
 
 // Operands of the weight gradient: mma.sync fragments from planes of quads whose rows
 // are the contraction. The order of rows and columns within a product is free until
-// results are stored. It is chosen such that a lane loads neighbours in a plane, and
-// ends up with 4 neighbours of the result. Of a group of quads, lanes with index g have
+// results are stored. It is chosen such that a lane loads neighbors in a plane, and
+// ends up with 4 neighbors of the result. Of a group of quads, lanes with index g have
 //   float (m16n8k8, groups of 4 quads): elements g % 2 * 2 and the next of quad g / 2,
 //   16-bit types (m16n8k16, groups of 8 quads): all 4 elements of quad g.
 // As rows, two elements are rows g and g + 8 of a tile. As columns, each element is
@@ -210,7 +210,7 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
   }
 }
 
-// Calls `then` for each group of 4 neighbouring results of this lane: element `q` of
+// Calls `then` for each group of 4 neighboring results of this lane: element `q` of
 // row quad `quad`, and all elements of a column quad.
 template <typename S, int kTiles, int kProducts, typename Then>
 __device__ void ForEachResult(const float (&sums)[kTiles][kProducts][4],

@@ -31,7 +31,7 @@ struct FlagsToClear {
 // Parameters of PackFilterKernel.
 struct PackedFilter {
   Filter filter;
-  bool by_columns;  // neighbours in memory are columns, not terms
+  bool by_columns;  // neighbors in memory are columns, not terms
   Divisor by_inner, by_out_inner;
   int terms, columns;
   int term_blocks, column_blocks;

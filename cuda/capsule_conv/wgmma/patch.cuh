@@ -4,7 +4,7 @@
 // Patches of wgmma/product.cuh: planes as in capsule_conv/patch.cuh, of 16 bytes per
 // row, with pixels sorted by residue class. With strides, the taps t, t + period, ...
 // of an axis read the same pixels and no other taps do; these pixels are a class.
-// Within a class the pixels of neighbouring lattice points are adjacent.
+// Within a class the pixels of neighboring lattice points are adjacent.
 #pragma once
 
 #include "cc/launch/round.h"

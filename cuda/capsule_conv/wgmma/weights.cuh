@@ -9,7 +9,7 @@
 //
 // The rows of the product are (output channel, pose column), 64 per consumer. Its
 // columns are units of 64, (pose inner, input channel) of one tap. Its terms are the
-// pose rows of 2 neighbouring output pixels in TF32, or of 4 in a 16-bit type.
+// pose rows of 2 neighboring output pixels in TF32, or of 4 in a 16-bit type.
 //
 // wgmma needs 4 adjacent terms of a column of TF32, or 8 adjacent columns of a term of
 // a 16-bit type. So the poses of the input are transposed, once for all taps that read

@@ -3,7 +3,7 @@
 
 // Softmax over parents of the logits of a chunk, in shared memory, and the gradients of
 // the logits. A thread has eight parents of one row [position, k], so that one, two or
-// four neighbouring threads have a whole row.
+// four neighboring threads have a whole row.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
     ForwardKernel(Sizes z, int64_t column_tiles, const S* __restrict__ input,
                   const S* __restrict__ weights, S* __restrict__ output) {
   __shared__ __align__(16) A samples[kForwardSamples][K];
-  // in_caps varies fastest, so that concurrent blocks write neighbouring memory.
+  // in_caps varies fastest, so that concurrent blocks write neighboring memory.
   const int64_t i = blockIdx.x % z.in_caps;
   const int64_t n0 = blockIdx.x / z.in_caps % column_tiles * (kLanes * V);
   const int64_t b0 = blockIdx.x / z.in_caps / column_tiles * kForwardSamples;
