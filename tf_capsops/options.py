@@ -25,8 +25,8 @@ class Parser(argparse.ArgumentParser):
         if rest:  # or the main parser reports them, without the command's name
             # The usage shows -h instead of --help.
             options = ["--help", *re.findall(r"--[\w-]+", self.format_usage())]
-            misspelt = (each.partition("=")[0] for each in rest if each.startswith("-"))
-            hints = (suggestion(each, options) for each in misspelt)
+            wrong = (each.partition("=")[0] for each in rest if each.startswith("-"))
+            hints = (suggestion(each, options) for each in wrong)
             hint = next(filter(None, hints), "")
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         return namespace, rest

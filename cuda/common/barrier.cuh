@@ -85,7 +85,7 @@ struct PipelineState {
       parity ^= 1;
     }
   }
-  // Moves on by any number of places.
+  // Same as `count` calls of Next().
   __device__ void Skip(int count, int places) {
     at += count;
     parity ^= at / places % 2;

@@ -77,7 +77,7 @@ def test_every_option_of_every_command_has_a_text(name):
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
-def test_misspelt_options_are_followed_by_the_right_one(name, capsys):
+def test_misspelled_options_are_followed_by_the_right_one(name, capsys):
     others = (each for each in _COMMANDS[name]._actions if each.option_strings)
     required = ["run", "picture.png"] if name == "predict" else []
     for option in (each.option_strings[-1] for each in others):
@@ -89,7 +89,7 @@ def test_misspelt_options_are_followed_by_the_right_one(name, capsys):
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
-def test_misspelt_commands_are_followed_by_the_right_one(name, capsys):
+def test_misspelled_commands_are_followed_by_the_right_one(name, capsys):
     assert main([f"{name}e"]) == 2
     said, lists = capsys.readouterr().err.splitlines()
     assert said.endswith(f"; did you mean {name}?")

@@ -149,13 +149,13 @@ def test_bad_folders_are_named(tmp_path, change, text):
         data.load(folder)
 
 
-def test_a_grey_that_the_network_does_not_know_is_named(tmp_path):
+def test_a_gray_that_the_network_does_not_know_is_named(tmp_path):
     folder = masked_pictures(tmp_path / "cells", grays=(0, 7))
     with pytest.raises(ValueError, match="has a gray of 7, and the network knows 0, 5"):
         data.load(folder, class_names=["0", "5"])
 
 
-def test_a_grey_that_only_masks_for_testing_have_is_named(tmp_path):
+def test_a_gray_that_only_masks_for_testing_have_is_named(tmp_path):
     masked_pictures(tmp_path / "train")
     masked_pictures(tmp_path / "test", grays=(0, 7, 255))
     with pytest.raises(ValueError, match="has a gray of 7, and the network knows 0, 2"):

@@ -149,7 +149,7 @@ def _larger(folder):
     _write(folder / "test" / "dog" / "a.png", _pixels(1, 1, size=(10, 8)))
 
 
-def _grey(folder):
+def _gray(folder):
     _write(folder / "train" / "dog" / "a.png", _pixels(1, 1, channels=1))
 
 
@@ -186,7 +186,7 @@ _BAD = [
         "pixels large: give --image-size PIXELS to convert all pictures",
     ),
     (
-        _grey,
+        _gray,
         "pets/train/dog/a.png is gray, and pets/train/cat/0.png has colors: give "
         "--color-mode rgb or grayscale to convert all pictures",
     ),

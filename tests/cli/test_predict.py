@@ -61,7 +61,7 @@ def test_scores_that_are_no_numbers(run, capsys):
 def test_a_line_for_each_picture(run, capsys):
     assert main(["predict", run, "many/green.png", "gray.png"]) == 0
     printed = capsys.readouterr()
-    assert printed.out == "many/green.png: green 0.8000\ngrey.png: red 0.2000\n"
+    assert printed.out == "many/green.png: green 0.8000\ngray.png: red 0.2000\n"
     assert not printed.err
 
 
@@ -118,7 +118,7 @@ def test_others_are_answered_beside_files_that_cannot_be_read(run, capfd):
     given = ["many/green.png", "cut.png", "none.png", "empty", "many/notes.txt"]
     assert main(["predict", run, *given, "gray.png"]) == 2
     printed = capfd.readouterr()
-    assert printed.out == "many/green.png: green 0.8000\ngrey.png: red 0.2000\n"
+    assert printed.out == "many/green.png: green 0.8000\ngray.png: red 0.2000\n"
     assert printed.err.splitlines() == [
         f"tf-capsops predict: error: {text}"
         for text in (

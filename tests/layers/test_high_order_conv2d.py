@@ -116,12 +116,12 @@ def test_softmax_is_over_the_taps_of_each_group(device):
 def test_a_function_is_given_the_taps_last(device, data_format):
     seen = []
 
-    def normalised(filters):
+    def normalized(filters):
         seen.append(filters.shape)
         return filters / tf.reduce_sum(tf.abs(filters), axis=-1, keepdims=True)
 
     layer, inputs = _layer(
-        "groups", filter_activation=normalised, data_format=data_format
+        "groups", filter_activation=normalized, data_format=data_format
     )
     assert layer(inputs).shape == inputs.shape
     assert seen[-1] == [2, 5, 6, 2, 15]

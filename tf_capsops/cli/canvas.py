@@ -11,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-BLUE, ORANGE, RED, GREY = "#2a6fbb", "#d9772b", "#c0262d", "#666666"
+BLUE, ORANGE, RED, GRAY = "#2a6fbb", "#d9772b", "#c0262d", "#666666"
 # Paper is a shade off white, so that an image's edge shows against the gaps.
 INK = LinearSegmentedColormap.from_list("ink", ["#f1f1ee", "#14202e"])
 

@@ -259,7 +259,7 @@ def _caption_pair(axes, center, shown, decoded, wrong):
         xycoords=("data", "axes fraction"),
         ha="center",
         fontsize=7,
-        color=canvas.RED if wrong else canvas.GREY,
+        color=canvas.RED if wrong else canvas.GRAY,
     )
 
 
@@ -305,7 +305,7 @@ def _name(axes, center, label, predicted):
         xycoords=("data", "axes fraction"),
         ha="center",
         fontsize=8,
-        color=canvas.GREY if right else canvas.RED,
+        color=canvas.GRAY if right else canvas.RED,
     )
 
 
@@ -370,9 +370,9 @@ def _blocks(axes, values, scale):
     cells = cells.reshape(height, width, lines, columns).transpose(0, 2, 1, 3)
     _shade(axes, cells.reshape(height * lines, width * columns), scale)
     for row in range(1, height):
-        axes.axhline(row * lines - 0.5, color=canvas.GREY, linewidth=0.4)
+        axes.axhline(row * lines - 0.5, color=canvas.GRAY, linewidth=0.4)
     for column in range(1, width):
-        axes.axvline(column * columns - 0.5, color=canvas.GREY, linewidth=0.4)
+        axes.axvline(column * columns - 0.5, color=canvas.GRAY, linewidth=0.4)
 
 
 def _shade(axes, values, scale, extent=None):

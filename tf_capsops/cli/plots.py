@@ -83,7 +83,7 @@ def confusion(matrix, names, path):
     axes.imshow(shares, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
     if classes <= _MOST_COUNTS:
         for row, column in np.argwhere(matrix):
-            color = "white" if shares[row, column] > 0.5 else canvas.GREY
+            color = "white" if shares[row, column] > 0.5 else canvas.GRAY
             options = {"ha": "center", "va": "center", "fontsize": 8, "color": color}
             axes.text(column, row, f"{matrix[row, column]:,}", **options)
     if classes <= _MOST_NAMES:
@@ -125,7 +125,7 @@ def attacked(result, path):
             if each:
                 label = f"{epsilon:g}: area {each['area']:.3f}"
                 axes.plot(each["false_alarms"], each["found"], label=label)
-        axes.plot([0, 1], [0, 1], color=canvas.GREY, linewidth=0.8, linestyle=":")
+        axes.plot([0, 1], [0, 1], color=canvas.GRAY, linewidth=0.8, linestyle=":")
         axes.set_title("detection by reconstruction, for each epsilon", fontsize=10)
         axes.set_xlabel("clean images that raise an alarm")
         axes.set_ylabel("misread images that are found")

@@ -40,7 +40,7 @@ class MaskedSamples(pictures.PictureSamples):
 
     def __init__(self, paths, masks, image_shape, orientations, classes):
         super().__init__(paths, np.zeros(len(paths)), image_shape, orientations)
-        self._mask_files, self._greys = np.asarray(masks, np.object_), classes
+        self._mask_files, self._grays = np.asarray(masks, np.object_), classes
         self._masks, self._classes = on_processor(
             np.array([os.fsencode(path) for path in masks], np.object_),
             np.asarray(classes, np.int32),
@@ -53,7 +53,7 @@ class MaskedSamples(pictures.PictureSamples):
     def targets(self, indices, draws):
         size = self._image_shape[:2]
         masks = tf.map_fn(
-            lambda path: tf.ensure_shape(_resized(_grey(path), size), [*size, 1]),
+            lambda path: tf.ensure_shape(_resized(_gray(path), size), [*size, 1]),
             tf.gather(self._masks, indices),
             fn_output_signature=tf.TensorSpec([*size, 1], tf.uint8),
         )
@@ -66,7 +66,7 @@ class MaskedSamples(pictures.PictureSamples):
             self._mask_files[indices],
             self._image_shape,
             self._orientations.numpy()[indices],
-            self._greys,
+            self._grays,
         )
 
 
@@ -124,7 +124,7 @@ def load(
         )
     shape = pictures.image_shape(paths[good, 0], shapes[good], image_size, color_mode)
     masks = paths[good & is_training, 1], paths[good & ~is_training, 1]
-    names, classes = pairs.classes(kind, folder, *masks, class_names, _greys_of)
+    names, classes = pairs.classes(kind, folder, *masks, class_names, _grays_of)
     train, test = (
         MaskedSamples(*paths[part].T, shape, orientations[part], classes)
         for part in (good & is_training, good & ~is_training)
@@ -157,7 +157,7 @@ def _check_form(path, channels):
         )
 
 
-def _grey(path):
+def _gray(path):
     """Returns a mask's grays, uint8 `[H, W, 1]`."""
     grays = tf.io.decode_image(
         tf.io.read_file(path), channels=1, expand_animations=False
@@ -169,10 +169,10 @@ def _resized(mask, size):
     return tf.image.resize(mask, size, method="nearest")
 
 
-def _greys_of(path):
+def _grays_of(path):
     """Returns the grays that a mask has."""
     with _console.without_log_lines(), tf.device("CPU:0"):
-        return np.unique(_grey(os.fsencode(path))).tolist()
+        return np.unique(_gray(os.fsencode(path))).tolist()
 
 
 def like(path, classes):

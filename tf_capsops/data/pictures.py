@@ -236,16 +236,16 @@ def _pixels(contents):
 def _with_channels(picture, channels):
     """Converts between gray (with or without alpha) and color; drops alpha."""
     picture = tf.cast(picture, tf.float32)
-    is_grey = tf.shape(picture)[-1] < 3
+    is_gray = tf.shape(picture)[-1] < 3
     if channels == 1:
         weights = tf.constant(_WEIGHTS)
 
         def gray():
             return tf.reduce_sum(picture[..., :3] * weights, axis=-1, keepdims=True)
 
-        return tf.cond(is_grey, lambda: picture[..., :1], gray)
+        return tf.cond(is_gray, lambda: picture[..., :1], gray)
     return tf.cond(
-        is_grey, lambda: tf.repeat(picture[..., :1], 3, -1), lambda: picture[..., :3]
+        is_gray, lambda: tf.repeat(picture[..., :1], 3, -1), lambda: picture[..., :3]
     )
 
 
@@ -325,8 +325,8 @@ def image_shape(paths, shapes, size, color_mode):
         size = _same(paths, shapes[:, :2], "--image-size PIXELS", _size)
     if color_mode is None:
         gray = shapes[:, 2:] < 3
-        (is_grey,) = _same(paths, gray, "--color-mode rgb or grayscale", _color)
-        color_mode = "grayscale" if is_grey else "rgb"
+        (is_gray,) = _same(paths, gray, "--color-mode rgb or grayscale", _color)
+        color_mode = "grayscale" if is_gray else "rgb"
     return (*map(int, size), COLOR_MODES[color_mode])
 
 
@@ -350,5 +350,5 @@ def _size(size):
     return f"is {size[1]} x {size[0]} pixels large"
 
 
-def _color(is_grey):
-    return "is gray" if is_grey[0] else "has colors"
+def _color(is_gray):
+    return "is gray" if is_gray[0] else "has colors"

@@ -19,7 +19,8 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Columns of a tile. A consumer warpgroup has sums of 128 positions of them.
+// The most columns of a tile: a consumer warpgroup's sums, 128 positions by 192
+// columns, take 192 registers of each thread.
 constexpr int kMostImageColumns = 192;
 
 // Parameters of ImageGradKernel.
@@ -158,9 +159,10 @@ LaunchError MakeAddDirect(const char* op, const ImageTiles& w, S* image,
 // with votes_grad from the row that reads the image row by the (z, y) tap.
 //
 // The two consumer warpgroups work on different tiles, so that one multiplies while the
-// other adds. epilogue(w, tile, sums, group, memory, &box) adds a tile's sums, of its
-// first 64 positions and of the others, to the image. `memory` is the warpgroup's
-// shared memory, and `box` a number, at first 0, that it keeps from tile to tile.
+// other adds. epilogue(w, tile, sums, group, memory, &box) adds a tile's sums to the
+// image: sums[0] has its first 64 positions, sums[1] the others. `memory` is the
+// warpgroup's shared memory, and `box` a number, at first 0, that it keeps from tile to
+// tile.
 template <int kProducts, typename Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     ImageGradKernel(const __grid_constant__ CUtensorMap votes,
@@ -207,6 +209,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const bool mine = turn == group;
       turn ^= 1;
       if (!mine) return at.Skip(steps, Ring::kCount);
+      // Barriers have two parities, so a stage of an earlier tile could be taken for
+      // one of this tile. By its turn all of those have been filled.
       if (waits) {
         stages.turns[group].Wait(turn_parity);
         turn_parity ^= 1;

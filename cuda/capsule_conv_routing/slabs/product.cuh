@@ -60,7 +60,7 @@ struct Stages {
   char memory[kCount][kBytes];
   char epilogue[kEpilogueBytes];
   Barrier full[kCount], empty[kCount];
-  Barrier turns[2];  // of the consumer warpgroups, if they work on different tiles
+  Barrier turns[2];  // let the consumer warpgroups multiply in turn, in ImageGradKernel
 
   // Bytes of dynamic shared memory.
   static constexpr int SharedBytes() {
