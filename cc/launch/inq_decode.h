@@ -8,9 +8,10 @@
 // 2^(bits - 2). On a CPU a larger code is an error that names its index; on a GPU it
 // reads as 0.
 //
-// T is float, double, Float16 or BFloat16. 2^top_exponents[c] is computed in Accumulator<T>,
-// which may be infinite or zero. If it is a normal number, weights that are normal
-// numbers of T are exact. Code 0 is zero even if 2^top_exponents[c] is infinite.
+// T is float, double, Float16 or BFloat16. 2^top_exponents[c] is computed in
+// Accumulator<T>, which may be infinite or zero. If it is a normal number, weights that
+// are normal numbers of T are exact. Code 0 is zero even if 2^top_exponents[c] is
+// infinite.
 #pragma once
 
 #include <cstdint>
