@@ -16,7 +16,9 @@ namespace capsops::capsule_conv {
 
 constexpr int kBiasReluThreads = 256;
 
-// Applies bias and ReLU in place to `packs` packs; `pixel` of them make a pixel.
+// Applies bias and ReLU in place. A thread handles every `threads`-th of `packs` packs
+// of kPack elements. A pixel has `pixel` packs; a pack's index in its pixel, `at`,
+// advances without division.
 template <typename S, int kPack>
 __global__ void BiasReluKernel(int64_t packs, int64_t pixel,
                                const Pack<S, kPack>* __restrict__ bias,

@@ -13,7 +13,7 @@
 
 namespace capsops::capsule_conv {
 
-constexpr int kTileRows = 16;
+constexpr int kTileRows = 16;  // M of an mma.sync instruction
 
 // The filter as the right operand: which of its dimensions are contracted, which are
 // columns, and their strides in memory, in elements.
@@ -29,7 +29,8 @@ struct Filter {
   int64_t out_tap = 0;
 };
 
-// Partition of the contraction and of the columns.
+// Partition of the contraction and of the columns. A patch holds one chunk of planes at
+// a time; a step is the contraction of one mma or wgmma instruction.
 struct Order {
   int planes, chunks;  // planes per chunk
   int steps;           // steps per chunk
@@ -41,12 +42,14 @@ inline int64_t PackedSteps(const Filter& filter, const Order& order) {
   return int64_t{filter.depth} * order.column_blocks * order.chunks * order.steps;
 }
 
-// Lattice point (i, j) is target pixel (i * stride_y + offset_y, ...).
+// Maps the lattice to the target: point (i, j) is pixel (i * stride_y + offset_y,
+// j * stride_x + offset_x).
 struct Placement {
   int stride_y, offset_y, stride_x, offset_x;
 };
 
-// Scales results by a power of two that may be outside of float's range.
+// Scales results by a power of two, as two factors: their product may be outside of
+// float's range.
 struct Scale {
   float by = 1, again = 1;
 
@@ -110,7 +113,7 @@ __device__ __noinline__ void StoreColumn(int column, int columns, int channels,
   Narrow(value, row + channel * stride + (column - channel * columns));
 }
 
-// Stores two neighboring elements as one word, which nvcc does not always do.
+// Stores two adjacent elements with one instruction; nvcc does not always merge stores.
 __device__ inline void StorePair(float x, float y, float* to) {
   asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 }
@@ -123,7 +126,8 @@ __device__ void StorePair(float x, float y, S* to) {
 }
 
 // Stores a row of accumulators in the m16n8 layout: a lane has columns 2 t and 2 t + 1
-// of every 8 from `column` on. kHalf selects the upper (0) or lower 8 rows.
+// of every 8 from `column` on. kHalf selects the upper (0) or lower (1) 8 rows. If
+// poses have 4 columns, a lane's two columns are adjacent in memory.
 template <int kHalf, typename S, int kProducts>
 __device__ void StoreRow(const Image& target, const Scale& scale, int column,
                          const float (&sums)[kProducts][4], S* row) {

@@ -14,12 +14,12 @@
 namespace capsops::capsule_conv {
 namespace {
 
-// Conditions of the rows of "tma" in the tables below. It is the fastest path, except
-// that
-// - in a small problem its two launches take longer than "gather", which does not pack
-//   the filter, and longer than other paths with whole quads, unless these launch once
-//   per phase (`phases`);
-// - if a source pixel has few numbers (`read`), most of a step is padding.
+// Conditions of the rows of "tma" in the tables below. It is the fastest path, with two
+// exceptions:
+// - In a small problem its two launches take longer than "gather", which does not pack
+//   the filter, and longer than the other paths if poses are whole quads. But in an
+//   input gradient of several phases, the other paths launch once per phase (`phases`).
+// - If a source pixel has few elements (`read`), most of a step is padding.
 struct TmaIsFaster {
   bool than_all, than_quads;
 

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans of weight gradients by split-K.
+// Plans weight gradients by split-K: blocks write partial sums to the workspace, and a
+// second kernel adds them.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace capsops::capsule_conv {
 
-// Plans a weight gradient of `weights` elements by split-K: the kernel of `plan` writes
-// `parts` partial sums of it.
+// Plans a gradient of `weights` elements, of which the kernel of `plan` writes `parts`
+// partial sums.
 template <typename T, typename PartialPlan>
 ConvPlan<GpuExec, T> PlanSplitK(const char* op, const PartialPlan& plan,
                                 int64_t weights, int parts) {

@@ -2,13 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The image operand of the tensor-core kernels. The contraction is cut into quads: 4
-// neighboring elements of a pose row of one channel. A block copies the pixels that
-// its tile reads, the patch, to shared memory, one plane for each quad:
+// adjacent elements of a pose row of one channel. A block copies the pixels that its
+// tile reads, the patch, to shared memory, one plane for each quad:
 //   [quad][pixel][pose row] of 4 elements.
 // There the rows of a matrix product, (pixel, pose row), are adjacent, and every filter
 // tap is a constant offset. One patch thus serves all taps, and no im2col buffer is
 // needed. For strided convolutions the columns of a patch are sorted by their remainder
-// modulo the stride, so that the pixels one tap reads are adjacent.
+// modulo the stride, so that the pixels that one tap reads are adjacent.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -23,6 +23,7 @@ namespace capsops::capsule_conv {
 
 constexpr int kQuad = 4;
 
+// Words, here and elsewhere, have 32 bits.
 template <typename S>
 constexpr int kQuadWords = kQuad * sizeof(S) / 4;
 
@@ -39,8 +40,10 @@ struct Image {
   }
 };
 
-// One spatial axis of a product: lattice point i reads source pixels i * stride +
-// offset + tap * step for tap < taps, and uses filter tap first + tap * every.
+// One spatial axis of a product. Its lattice points are the target pixels that the
+// product computes: all of them, or one phase of an input gradient. For each tap <
+// taps, point i reads source pixel i * stride + offset + tap * step, which is
+// multiplied by filter tap first + tap * every.
 struct Axis {
   int points;  // lattice points
   int stride, offset, step, taps;
@@ -74,7 +77,8 @@ struct Patch {
 // A plane of this many rows fits neither in a GPU's shared memory nor in a Divisor.
 constexpr int kTooLarge = 1 << 15;
 
-// Computes a tile's patch, whose planes begin `bank` words past a multiple of 32.
+// Computes a tile's patch. The pitch of planes is `bank` words past a multiple of 32,
+// so that fragments, which a warp loads from several planes, have no bank conflicts.
 template <typename S>
 inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
                        int y_taps, int x_taps, int bank) {
@@ -90,7 +94,7 @@ inline Patch MakePatch(const Axis& vertical, const Axis& horizontal, int rows,
   }
   patch.pixels = static_cast<int>(pixels);
   patch.row = vertical.stride * stride * patch.pitch;
-  // A product of 16 rows may begin at the last row.
+  // The last tile of 16 rows may begin at the last row.
   const int length = (patch.pixels * rows + 16) * kQuadWords<S>;
   patch.plane = (length - bank + 31) / 32 * 32 + bank;
   patch.by_pitch = Divisor(patch.pitch);
@@ -115,9 +119,10 @@ __device__ inline void FillPixelTable(const Patch& patch, const Image& image,
   }
 }
 
-// Copies planes to a patch with cp.async, a few pixels at a time. A thread copies one
-// row of one plane, of every step_-th pixel, so that addresses need little arithmetic.
-// The block must have at least as many threads as the planes have rows.
+// Copies planes to a patch with cp.async, a few pixels at a time, so that a main loop
+// can spread the copies. A thread copies one pose row of one plane, of every step_-th
+// pixel, so that addresses need little arithmetic. The block must have at least as many
+// threads as a pixel has rows in all of these planes.
 template <typename S>
 class PatchLoader {
  public:
@@ -173,7 +178,7 @@ class PatchLoader {
     }
   }
 
-  // Pixels per thread in total.
+  // The most pixels that a thread copies.
   __device__ int share() const { return (end_ + step_ - 1) / step_; }
 
  private:
@@ -202,12 +207,12 @@ struct PatchPixel {
 };
 
 // Copies planes to a patch with cp.async, all pixels in one call. A thread copies one
-// row of one plane, of every step_-th pixel.
+// pose row of one plane at a time, of every step_-th pixel.
 template <typename S>
 class PlaneLoader {
  public:
-  // Takes `planes` planes from `first_plane` on. A block must have at least as many
-  // threads as a plane has rows; if planes have more rows in total, it loops over them.
+  // Takes `planes` planes from `first_plane` on. The block must have at least
+  // image.rows threads; it loops over planes if it has too few for all of them.
   __device__ PlaneLoader(const Image& image, int first_plane, int planes)
       : first_plane_(first_plane), planes_(planes) {
     planes_at_once_ = max(min(static_cast<int>(blockDim.x) / image.rows, planes), 1);
@@ -241,6 +246,7 @@ class PlaneLoader {
           to + plane * patch.plane + (first_ * image.rows + row_) * kQuadWords<S>;
       const PatchPixel* pixel = pixels + first_;
       if (whole) {
+        // Without bounds checks, the reads of `pixels` can be batched.
         constexpr int kUnroll = 4;
         for (; pixel + (kUnroll - 1) * step_ < end; pixel += kUnroll * step_) {
           uint32_t element[kUnroll];

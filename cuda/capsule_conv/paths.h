@@ -38,7 +38,8 @@ CAPSOPS_DECLARE_PLAN_WEIGHTS
 #undef CAPSOPS_DECLARE_PLAN_WEIGHTS
 
 namespace wgmma {
-// Whether the tiles of the weight gradient are full and numerous enough to beat `mma`.
+// Whether the tiles of the weight gradient are full enough, and the problem is large
+// enough, to beat `mma`.
 bool FillsBlocks(const Problem& problem);
 }  // namespace wgmma
 

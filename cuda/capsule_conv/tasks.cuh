@@ -39,7 +39,7 @@ inline bool HasFewProducts(const Problem& p) {
          kFew;
 }
 
-// Why the tensor-core kernels, which count in 32 bits, must refuse; else empty.
+// Why the tensor-core kernels must refuse, as they index in 32 bits; else empty.
 inline std::string RefuseSizes(const Problem& p) {
   constexpr int64_t kMax = 1 << 30;
   const char* const too_large = "32 bits do not count its elements";
@@ -158,7 +158,9 @@ inline void Transpose(Task* task) {
   std::swap(filter.element, filter.out_element);
 }
 
-// The input gradient: one task per phase that any filter tap reaches.
+// The input gradient: one task per phase that any filter tap reaches. A phase is the
+// pixels of equal remainders modulo the strides. They are read by the same taps, so the
+// gradient of a phase is an unstrided convolution of the output's gradient.
 inline Tasks InputGradientTasks(const Problem& p) {
   Tasks all;
   all.refusal = RefuseSizes(p);
@@ -221,9 +223,9 @@ struct TilePlan {
   double cost = 0;         // estimate in cycles
   int columns = 0;         // columns per tile
   int64_t step_words = 0;  // words per step of the packed filter
-  // Runs after the kernel that packs the filter.
+  // Launches the kernel on a packed filter.
   Launch<uint32_t> launch = nullptr;
-  // Runs without a packed filter (mma/small.cuh); else nullptr.
+  // Launches the kernel of mma/small.cuh on the filter itself; else nullptr.
   Launch<S> launch_small = nullptr;
   // For wgmma only; see WarpgroupParams.
   bool rows_2d = false;
@@ -254,14 +256,14 @@ inline int64_t CountTiles(const Product& p) {
          p.order.column_blocks;
 }
 
-// Whether two tasks of one convolution differ only in offsets.
+// Whether two tasks of one convolution differ only in offsets, and so can share a plan.
 inline bool SameSizes(const Task& a, const Task& b) {
   return a.vertical.points == b.vertical.points && a.vertical.taps == b.vertical.taps &&
          a.horizontal.points == b.horizontal.points &&
          a.horizontal.taps == b.horizontal.taps;
 }
 
-// Sets the offsets of `task` in `p`, which was planned for a task of the same sizes.
+// Sets the offsets of `task` in `p`, the plan of a task with the same sizes.
 inline void SetOffsets(const Task& task, Product* p) {
   p->vertical.offset = task.vertical.offset;
   p->vertical.first = task.vertical.first;

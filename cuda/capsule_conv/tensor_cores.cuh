@@ -6,7 +6,7 @@
 //   Refusal     why the path cannot do tasks of this shape, else empty
 //   Plan        the cheapest plan of a task; kPlain: the filter is an array in memory
 //   Pack        packs the filter for a plan
-//   TapColumns  how horizontal taps become columns if there are few columns
+//   TapColumns  turns horizontal taps into columns if there are few columns
 //               (wgmma/across.cuh), or void
 #pragma once
 
@@ -113,14 +113,14 @@ class PlannedTasks {
  private:
   using TapColumns = typename Path::TapColumns;
   static constexpr bool kPlain = std::is_same_v<Weights, const S*>;
-  // Only for float: summing taps in a 16-bit type would round once more.
+  // Only for float: in a 16-bit type, products would be rounded before taps are added.
   static constexpr bool kUnfolds =
       !std::is_void_v<TapColumns> && kPlain && std::is_same_v<S, float>;
 
   struct Step {
     Task task;  // horizontal taps are columns if unfolded_
     TilePlan<S> plan;
-    Task whole;
+    Task whole;  // the task as it was given
   };
 
   Task Unfold(const Task& whole) const {

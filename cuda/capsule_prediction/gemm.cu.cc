@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule prediction of any size by the matrix products of cuda/capsule_conv/fma. With
-// capsules as the pose matrices of a single pixel, the gradient of input is a
-// convolution of `grad`, and output is that convolution's input gradient.
+// Capsule prediction of any size by the matrix products of cuda/capsule_conv/fma. If
+// the input capsules are the pose matrices of a single pixel, grad_input is a
+// convolution of grad, output is that convolution's input gradient, and grad_weights
+// its weight gradient.
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/capsule_prediction.h"
@@ -30,8 +31,8 @@ inline capsule_conv::Problem AsConvolution(const Problem& p) {
   return conv;
 }
 
-// Returns `exec` as if without multiprocessors, so that no plan uses split-K, which
-// would need a workspace.
+// Returns `exec` with zero multiprocessors, so that no plan uses split-K, which would
+// need a workspace.
 inline GpuExec Whole(GpuExec exec) {
   exec.device.processors = 0;
   return exec;

@@ -58,7 +58,7 @@ __device__ inline int64_t Divide(int64_t a, int64_t b) {
   return a / b;
 }
 
-// An index of four digits, the most significant first; index 0 is at `origin`.
+// An index of four digits, the most significant first. Index 0 has position `origin`.
 struct Axis {
   Place origin;
   Digit digits[4];

@@ -19,7 +19,7 @@ namespace capsops::capsule_conv::fma {
 
 // Limit on the split-K workspace, in bytes.
 constexpr int64_t kMaxSplitBytes = int64_t{64} << 20;
-// Minimal steps of kDepth terms per split.
+// The fewest steps of kDepth terms per split.
 constexpr int64_t kMinSplitSteps = 8;
 
 // Strides of the tensors.
@@ -155,7 +155,7 @@ inline Product InputProduct(const Problem& p) {
              {CeilDivide(p.in_width, p.stride_width),
               {s.out_pixel, p.stride_width * s.in_pixel, 0, 1}},
              {p.pose_rows, {p.pose_columns, p.pose_inner, 0, 0}}}};
-  // The next tap of a phase reads this many output pixels before.
+  // Each tap of a phase reads this many output pixels before the previous tap.
   const int64_t back_y = s.down * z.vertical.every / p.stride_height;
   const int64_t back_x = s.across * z.horizontal.every / p.stride_width;
   z.terms = {{0, s.vertical.first * s.tap_line + s.horizontal.first * s.tap, 0, 0},

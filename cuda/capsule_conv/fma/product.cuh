@@ -1,7 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The FMA kernel of capsule convolution: computes the product of fma/axes.cuh.
+// The FMA kernel of capsule convolution, which computes the product of fma/axes.cuh. A
+// block computes a tile of kTileRows x kColumns results, or with split-K one part of
+// their sums, and a thread kEachRows x kEachColumns of them. Both operands pass through
+// registers to shared memory, kDepth terms per step, double-buffered: a step's loads
+// are issued before the previous step is multiplied.
 #pragma once
 
 #include "cuda/capsule_conv/fma/axes.cuh"
@@ -12,24 +16,25 @@ namespace capsops::capsule_conv::fma {
 
 constexpr int kThreads = 128;
 constexpr int kEachRows = 8, kEachColumns = 4;  // results per thread
-constexpr int kLoaders = kThreads / kDepth;     // threads that load the same term
+constexpr int kLoaders = kThreads / kDepth;     // threads that load one term
 // Resident blocks per multiprocessor, as the accumulators' registers allow.
 template <typename A>
 constexpr int kResident = sizeof(A) == sizeof(float) ? 4 : 3;
-// A block of this many steps is summed separately, to limit rounding errors in float.
+// Float products are summed in runs of this many steps before they are added to the
+// total, to limit rounding errors.
 constexpr int kBlockedSteps = 32;
 
 template <int kColumns>
 constexpr int kTileRows = kThreads * kEachRows * kEachColumns / kColumns;
 
-// A tile of an operand for kDepth terms, padded against bank conflicts of its stores.
+// A step of an operand in shared memory, padded against bank conflicts of its stores.
 template <typename A, int N>
 struct alignas(16) Operand {
   static constexpr int kPitch = N + 16 / sizeof(A);
   A at[kDepth][kPitch];
 };
 
-// The offsets of a tile's rows, shared by all threads.
+// The positions of a tile's rows in `left` and `out`, shared by all threads.
 template <int N>
 struct RowTable {
   struct alignas(16) Source {
@@ -61,7 +66,7 @@ struct BlockCoord {
   }
 };
 
-// Selects the axes of a block's phase.
+// Returns the axes of a block's phase.
 __device__ inline void SelectPhase(const Product& z, int phase, Axis* rows,
                                    Axis* terms) {
   *rows = z.rows;
@@ -77,7 +82,8 @@ __device__ inline int Saturate(int64_t value) {
   return static_cast<int>(max(int64_t{INT32_MIN}, min(int64_t{INT32_MAX}, value)));
 }
 
-// Epilogue: stores a thread's sums.
+// Epilogue: stores a thread's sums. A thread's rows are two runs of 4, N / 2 apart, so
+// that the vectors which neighboring threads load from shared memory are adjacent.
 template <typename A, typename To, int N>
 __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t rows,
                           int row, int64_t column,
@@ -107,11 +113,10 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
   }
 }
 
-// Computes a tile of kTileRows<kColumns> x kColumns of out per block, or with split-K
-// one part of its sum in partial[part]. A thread loads one term of several rows and
-// columns. Neighboring threads load neighboring terms, then neighboring rows, which
-// are contiguous in memory (c, p, q). Past the last row or column, the last one is
-// loaded again and not stored.
+// Computes a block's tile and stores it in `out` or, with split-K, in partial[part]. A
+// thread loads one term of several rows and columns. Neighboring threads load
+// neighboring terms, then neighboring rows, which are contiguous in memory (c, p, q).
+// Past the last row or column, the last one is loaded again and not stored.
 template <typename S, typename A, int kColumns>
 __global__ void __launch_bounds__(kThreads, kResident<A>)
     ProductKernel(const __grid_constant__ Product z, const S* __restrict__ left,

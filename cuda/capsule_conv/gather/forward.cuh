@@ -1,8 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The forward convolution: row = output pixel, contraction = term. Each block packs its
-// columns of the filter in shared memory once, and then loops over tiles.
+// The forward convolution with mma.sync: row = output pixel, contraction = term. A
+// block packs kColumns columns of the filter in shared memory once, and then loops over
+// tiles of pixels: it copies the tile's patch to shared memory, and each warp
+// multiplies 32 pixels by up to 64 columns at a time.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +21,9 @@ constexpr int kTiles = 2;  // tiles of 16 pixels per warp
 constexpr int kWarpPixels = 16 * kTiles;
 
 // Packs the filter as [step][16 columns][lane][4 words], a lane's B fragments of two
-// products. The 16 columns are dealt out such that a lane ends up with 4 adjacent
-// columns, from 4 t on, of its rows. `elements` are the terms' offsets in the filter.
+// products. The 16 columns are permuted so that a lane ends up with 4 adjacent results
+// of each of its rows, in columns 4 t to 4 t + 3. `elements` are the terms' offsets in
+// the filter.
 template <Tf32 kTf32, int kColumns, typename S>
 __device__ void PackFilter(const Tiling& tiling, int first_column, const int* elements,
                            const S* weights, float4* packed) {
@@ -50,7 +53,7 @@ __device__ void PackFilter(const Tiling& tiling, int first_column, const int* el
   }
 }
 
-// Stores four elements with a streaming hint.
+// Stores four elements with a streaming hint, as this kernel does not read them again.
 template <typename S>
 __device__ void StoreFour(const Pack<S, 4>& four, S* to) {
   using Words = std::conditional_t<sizeof(S) == 4, float4, float2>;
@@ -83,8 +86,7 @@ __device__ void StorePixels(const Tiling& tiling, int column,
   }
 }
 
-// Computes kColumns columns of the block's tiles, with bias and ReLU if `bias` is not
-// null. A warp computes 32 pixels and at most 64 of the columns at a time.
+// Computes the block's tiles, with bias and ReLU unless `bias` is null.
 template <typename S, Tf32 kTf32, int kColumns>
 __global__ void __launch_bounds__(kForwardThreads, 2)
     ForwardKernel(const Tiling tiling, const S* __restrict__ input,
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(kForwardThreads, 2)
 #pragma unroll 1
   for (int i = threadIdx.x; i < terms; i += kForwardThreads) {
     elements[i] = tiling.TermElement(i);
-    // The two terms of a lane are adjacent.
+    // Pairs terms t and t + 4 of a step, which one lane uses.
     reinterpret_cast<int*>(shifts)[i / 8 * 8 + i % 4 * 2 + i % 8 / 4] = tiling.Shift(i);
   }
   __syncthreads();

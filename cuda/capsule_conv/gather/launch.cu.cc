@@ -58,7 +58,7 @@ inline bool SetTile(int y, int x, Tiling* t) {
   t->horizontal.tiles = static_cast<int>(CeilDivide(t->horizontal.points, x));
   t->points = y * x;
   t->tiles = t->input.batch * t->vertical.tiles * t->horizontal.tiles;
-  // Whole warps of pixels in the forward pass, and one pixel that does not exist.
+  // Whole warps of pixels in the forward pass, with at least one entry without target.
   t->slots = static_cast<int>(CeilDivide(t->points + 1, kWarpPixels)) * kWarpPixels;
   const int64_t pitch =
       int64_t{t->horizontal.Reach(x, t->horizontal.taps)} * t->pixel_words;
@@ -71,8 +71,8 @@ inline bool SetTile(int y, int x, Tiling* t) {
   return true;
 }
 
-// Fills in what all tilings of a problem share. Pads pixels such that lanes which read
-// `run` adjacent words of several pixels have no bank conflicts.
+// Sets the members that all tilings of a problem share. Pads pixels so that lanes that
+// read `run` adjacent words of several pixels have no bank conflicts.
 inline void Begin(const Problem& p, int run, Tiling* t) {
   const Task task = ForwardTask(p);
   t->input = task.source;
@@ -138,7 +138,7 @@ LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
                          pointers...);
 }
 
-// Cycles of a multiprocessor per product of 16x8x8.
+// Cycles of a multiprocessor per m16n8k8 product.
 template <Tf32 kTf32>
 constexpr double kProductCycles = kTf32 == Tf32::kSplit ? 6 : 1.6;
 
@@ -157,7 +157,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
     if (shared > device.shared || resident == 0) return;
     const int64_t slots =
         std::max<int64_t>(1, int64_t{resident} * device.processors / t.column_blocks);
-    // For all blocks: rounds of products by 8 warps; 16 bytes stored per cycle.
+    // All resident blocks multiply in rounds of 8 warps, and store 16 bytes per cycle.
     const double turns = CeilDivide(CeilDivide(t.points, 32) * (kColumns > 64 ? 2 : 1),
                                     kForwardThreads / kLanes);
     const double multiply = resident * turns * 8 * t.steps * (kColumns > 32 ? 16 : 8) *
@@ -228,7 +228,7 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
     t.splits = static_cast<int>(
         std::max<int64_t>(1, std::min({device.processors / sums, t.tiles,
                                        kMaxBytes / 4 / groups / t.weights})));
-    // Products of 8 warps, or 16 bytes read per cycle.
+    // All 8 warps multiply together, and read 16 bytes per cycle.
     const double steps = CeilDivide(t.points, kStepPixels * groups);
     const double multiply = steps * kWarps * 2 * kProducts * kProductCycles<kTf32>;
     const double read = t.points * t.column_warps * kWarpColumns * sizeof(S) / 16.;

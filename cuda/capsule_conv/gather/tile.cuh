@@ -3,10 +3,10 @@
 
 // Convolution of one-row poses with few channels: a matrix product whose contraction is
 // so short that each block holds all of it. A block copies the patch of the image that
-// its tile reads to shared memory, much as it is in the image. The operand for a pixel
-// and a term is then the word at
+// its tile reads to shared memory, nearly in the image's own layout. The operand for a
+// pixel and a term is then the word at
 //   (offset of the pixel's first tap) + (offset of the term from there).
-// The second offset is the same for all pixels, so lanes gather operands word by word.
+// Both offsets come from tables, and lanes gather fragments of mma.sync word by word.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct Tiling {
   int pixel;         // elements per input pixel
   int terms, steps;  // steps of 8 terms
   int columns;
-  int points, slots;  // pixels per tile; entries of their table
+  int points, slots;  // pixels per tile; entries of the table of pixels
   int pixel_words;    // words per patch pixel, at least `pixel`
   int pitch, patch;   // words per patch row, and in total
   int64_t tiles;      // tiles of all images
@@ -55,7 +55,7 @@ struct Tiling {
   }
 };
 
-// The tile a block works on.
+// A tile's coordinates.
 struct TileCoord {
   int64_t image;
   int y, x;  // first output pixel
@@ -76,7 +76,7 @@ struct Point {
   int to;    // offset in the output image, or -1 if it does not exist
 };
 
-// Fills the table of a tile's pixels. The last entry does not exist.
+// Fills the table of a tile's pixels. Entries past the last pixel have no target.
 __device__ inline void FillPointTable(const Tiling& tiling, const TileCoord& place,
                                       Point* points) {
 #pragma unroll 1
@@ -92,7 +92,8 @@ __device__ inline void FillPointTable(const Tiling& tiling, const TileCoord& pla
   }
 }
 
-// Copies a tile's patch to shared memory, with zeros outside of the image.
+// Copies a tile's patch to shared memory, converted to float and prepared for rounding
+// to TF32, with zeros outside of the image.
 template <Tf32 kTf32, typename S>
 __device__ void LoadPatch(const Tiling& tiling, const TileCoord& place, const S* input,
                           float* patch) {

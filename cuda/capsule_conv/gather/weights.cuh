@@ -1,11 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient: row = output column, contraction = pixel, column = term. A warp
-// loads 32 columns of `grad`, 8 pixels at a time, through its own cp.async pipeline,
-// and multiplies them with all of the block's terms. Split-K: blocks share the tiles,
-// and warps of a block share the pixels if there are few columns. Their partial sums
-// are reduced by a second kernel.
+// The weight gradient with mma.sync: row = output column, contraction = pixel, column =
+// term. A block copies each tile's patch of the input to shared memory. A warp loads 32
+// columns of `grad`, 8 pixels at a time, through its own cp.async ring, and multiplies
+// them with all of the block's terms. Split-K: blocks divide the tiles among them, and,
+// if there are few columns, the warps of a block divide the pixels. A second kernel
+// adds the partial sums.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -22,7 +23,8 @@ constexpr int kWarps = 8;
 constexpr int kWarpColumns = 32;
 constexpr int kStepPixels = 8;
 constexpr int kStages = 6;
-// Tensor cores truncate when they add, so after this many steps sums move to memory.
+// Tensor cores truncate when they add, so after at most this many steps accumulators
+// are added to the partial sum in global memory, in float, and cleared.
 constexpr int kMaxSteps = 512;
 
 // Elements per pixel of a stage, padded so that the 4 pixels that lanes read at once
@@ -34,9 +36,9 @@ constexpr int kStage = kStepPixels * kStagePixel<S>;
 
 // Kernel parameters of the weight gradient.
 struct WeightTiling : Tiling {
-  int column_warps;  // warps with different columns; the others have other pixels
+  int column_warps;  // warps with different columns; groups of these divide the pixels
   int term_blocks;   // blocks with different terms
-  int splits;        // blocks that share the tiles
+  int splits;        // blocks that divide the tiles
   int64_t weights;
 };
 
@@ -80,8 +82,8 @@ __device__ void Flush(const int* elements, bool first, float (&sums)[2][kProduct
   }
 }
 
-// Computes 8 kProducts terms of the gradient for the block's share of the tiles, a
-// partial sum for each group of warps.
+// Computes 8 kProducts terms of the gradient for the block's share of the tiles, as a
+// partial sum for each group of warps. A warp has two row tiles of 16 columns.
 template <typename S, Tf32 kTf32, int kProducts>
 __global__ void __launch_bounds__(kWarps* kLanes, 1)
     WeightsKernel(const WeightTiling tiling, const S* __restrict__ input,

@@ -4,11 +4,12 @@
 // Packs the filter into B fragments of mma.sync, in the order in which blocks read
 // them:
 //   [depth][column block][chunk][step][part][register][column][4] words.
-// The four words belong to lanes t = 0 to 3. A step contracts 2 quads of float or 4
-// of a 16-bit type. In register r, lane t has
+// The four words belong to lanes t = 0 to 3, so that a warp loads a register of 8
+// columns from 32 consecutive words. A step contracts 2 quads of float or 4 of a 16-bit
+// type. In register r, lane t has
 //   float: element 2 (t % 2) + r of quad t / 2,
 //   16-bit types: elements 2 r and 2 r + 1 of quad t.
-// The A fragments use the same order.
+// The A fragments use this order as well: a lane loads adjacent words of a patch.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +32,14 @@ constexpr Tf32 kFilterTf32 = kTf32 == Tf32::kSplitLeft ? Tf32::kExact : kTf32;
 template <Tf32 kTf32>
 constexpr int kParts = kTf32 == Tf32::kSplit ? 2 : 1;  // 2 if the operand is split
 
-// Words of a step of `columns` columns.
+// Words of a step of the packed filter with `columns` columns.
 template <Tf32 kTf32>
 __host__ __device__ constexpr int StepWords(int columns) {
   return kParts<kFilterTf32<kTf32>> * 2 * columns * 4;
 }
 
-// Packs one word per thread. `weights[i]` is element i of the filter; Weights is a
-// pointer or decodes another format.
+// Packs one word per thread, and its remainder if floats are split. `weights[i]` is
+// element i of the filter; Weights is a pointer or decodes another format.
 template <typename S, Tf32 kTf32, typename Weights>
 __global__ void PackKernel(const Filter filter, const Order order, const Axis vertical,
                            const Axis horizontal, int columns, int64_t words,

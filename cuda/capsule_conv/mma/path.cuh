@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The mma path as capsule_conv/tensor_cores.cuh expects it.
+// The Path of capsule_conv/tensor_cores.cuh for mma.sync.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@
 
 namespace capsops::capsule_conv::mma {
 
-// The cheapest tile of small.cuh; without tiles if it cannot do the task.
+// The cheapest plan of small.cuh; without tiles if it cannot do the task.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanSmall(const Task& task, const GpuDevice& device);
 
-// The cheapest tile of product.cuh; both are in product.cu.cc.
+// The cheapest plan of product.cuh. Both functions are in product.cu.cc.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 

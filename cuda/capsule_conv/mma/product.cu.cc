@@ -26,7 +26,7 @@ struct ProductTraits {
   static constexpr int kLoadThreads = kThreads;
   static constexpr int kStages = 3;
   static constexpr int kStageWords = 4096;
-  static constexpr int kRate = 360;  // measured products per cycle
+  static constexpr int kRate = 360;  // measured multiply-adds per cycle
 };
 using Narrow8 = ProductTraits<2, 8, 8, 2>;
 using Narrow16 = ProductTraits<2, 16, 8, 2>;
@@ -39,12 +39,13 @@ struct SmallTraits {
   static constexpr int kColumns = kColumnsOf, kBlocks = 2, kRate = 360;
 };
 
-// The number of blocks that fit in a multiprocessor's shared memory.
+// The number of blocks that fit in a multiprocessor's shared memory, of which CUDA
+// reserves 1 KB per block.
 inline int Resident(const GpuDevice& device, int shared) {
   return device.processor_shared / (shared + 1024);
 }
 
-// Tensor-core products per product at this precision.
+// mma.sync instructions per 16 x 8 tile and step at this precision.
 template <Tf32 kTf32>
 constexpr int kMmaCount = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> - 1;
 
@@ -75,7 +76,7 @@ LaunchError LaunchSmall(const GpuExec& exec, const char* op, const TilePlan<S>& 
                                   weights, target);
 }
 
-// Completes a plan, if it fits: blocks of `shared` bytes and `tiles` row tiles.
+// Completes a plan if it fits. A block has `shared` bytes and `tiles` tiles of 16 rows.
 template <typename S, Tf32 kTf32, typename C>
 void CompletePlan(const GpuDevice& device, int64_t shared, int tiles,
                   TilePlan<S>* plan) {
@@ -84,9 +85,9 @@ void CompletePlan(const GpuDevice& device, int64_t shared, int tiles,
   if (shared > device.shared || blocks > INT32_MAX) return;
   plan->shared = static_cast<int>(shared);
   plan->tiles = blocks;
-  // Cycles of a multiprocessor, which does kRate multiply-adds of TF32 per cycle, or
-  // twice as many of a 16-bit type, and copies 32 bytes. With fewer blocks than kBlocks
-  // it reaches two thirds of that.
+  // Cycles of a multiprocessor. Per cycle it does kRate multiply-adds of TF32, or twice
+  // as many of a 16-bit type, and copies 32 bytes. With fewer than kBlocks resident
+  // blocks it multiplies at two thirds of that rate.
   const double all = p.source.planes();
   const double products = kTileRows * kQuad * all * p.vertical.taps *
                           p.horizontal.taps * C::kColumns * kMmaCount<kTf32> /
@@ -137,7 +138,7 @@ TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int 
   p.order.planes = p.source.planes();
   p.order.steps =
       static_cast<int>(CeilDivide(p.vertical.taps * p.order.planes, kStepQuads<S>));
-  // With an odd pitch the two rows of the filter in a step are in different banks.
+  // A step may read two rows of one plane; an odd pitch puts them in different banks.
   p.patch = MakePatch<S>(p.vertical, p.horizontal, rows, p.vertical.taps,
                          taps + (x + taps) % 2, std::is_same_v<S, float> ? 16 : 8);
   const int groups = static_cast<int>(CeilDivide(x * rows, kSmallRows));
@@ -150,8 +151,8 @@ TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int 
   return plan;
 }
 
-// The cheapest of all plausible tiles, of up to `all` units of `unit` rows, whole units
-// per lattice row. `plan_tile(y, x)` plans one.
+// The cheapest of all plausible tiles. A tile has up to `all` units of `unit` rows; a
+// lattice row is rounded up to whole units. `plan_tile(y, x)` plans one tile.
 template <typename S, typename PlanTileOf>
 TilePlan<S> FindTile(const Task& task, const GpuDevice& device, int all, int unit,
                      const PlanTileOf& plan_tile) {

@@ -3,9 +3,13 @@
 
 // Capsule convolution and its input gradient as one matrix product with mma.sync: row =
 // (lattice point, pose row), contraction = (filter tap, channel, inner), column =
-// (output channel, pose column). The rows are read from the block's patch, without
-// im2col. The packed filter passes through a multistage cp.async pipeline, and the
-// patch of the next chunk is copied while this chunk is multiplied.
+// (output channel, pose column). A block computes a tile of lattice points by kColumns
+// columns; each of its warps has kTiles tiles of 16 rows and all of the columns.
+//
+// Both operands are copied to shared memory with cp.async and loaded from there as
+// fragments. The rows come from the block's patch, without im2col; the patch of the
+// next chunk is copied while this chunk is multiplied. The packed filter passes through
+// a ring of stages.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -42,7 +46,7 @@ __device__ void FillTables(const Product& p, const BlockCoord& place, int* quads
     const int shift = p.patch.Shift(p.vertical, p.horizontal, tap / width, tap % width);
     quads[i] = there ? i % p.order.planes * p.patch.plane +
                            shift * p.source.rows * kQuadWords<S>
-                     : 0;  // multiplied by zeros of the filter
+                     : 0;  // any quad will do: the filter is zero here
   }
   __syncthreads();
 }
@@ -127,7 +131,8 @@ __device__ void StoreTiles(const Product& p, const BlockCoord& place,
   }
 }
 
-// c += a b. Split operands are added in float, as tensor cores truncate sums.
+// c += a b. Tensor cores truncate sums, so the products of split operands are summed
+// separately, smallest terms first, and then added to c in float.
 template <typename S, Tf32 kTf32>
 __device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
                             const uint32_t (&b)[kParts<kFilterTf32<kTf32>>][2],
@@ -146,7 +151,8 @@ __device__ void MultiplyAdd(const RowFragment<S, kTf32>& a,
   }
 }
 
-// Multiplies one step of this warp's tiles, whose rows are at `offset` in the planes.
+// Multiplies one step of this warp's tiles. The lane's rows are at `offset` in the
+// planes; `filter` points to the lane's first word of the step.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts>
 __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
                              const int (&offset)[kTiles],
@@ -171,8 +177,7 @@ __device__ void MultiplyStep(const uint32_t* planes, const uint32_t* filter,
   }
 }
 
-// Computes and stores a tile per block. Each of kWarps warps has kTiles tiles of 16
-// rows and all kColumns columns.
+// Computes and stores a tile per block.
 template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlocks>
 __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {
@@ -195,8 +200,9 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   loader.Load(patch.pixels);
   packed += (int64_t{place.depth} * p.order.column_blocks + place.column_block) *
             p.order.chunks * p.order.steps * kStep;
+  // The copy of the first patch need not wait for the kernel that packs the filter.
   GridDependencySynchronize();
-  // A stage has `stage_steps` steps, the last one of a chunk what remains.
+  // A stage has `stage_steps` steps, or what remains in the last stage of a chunk.
   const int chunk_stages = (p.order.steps + p.stage_steps - 1) / p.stage_steps;
   const int last_steps = p.order.steps - (chunk_stages - 1) * p.stage_steps;
   const int stages = p.order.chunks * chunk_stages;
@@ -221,13 +227,14 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   const bool busy = tiles.first < tiles.all;
   const int lane = threadIdx.x % kLanes, t = lane % 4;
   float sums[kTiles][kColumns / 8][4] = {};
-  // The next patch is copied in this many pieces, so that a wait for some stage of this
-  // chunk covers the last of them.
+  // The next patch is copied in this many pieces, one per stage. The last is issued so
+  // early that the usual wait, which leaves the newest groups in flight, covers it.
   const int pieces = max(chunk_stages - kStages + 2, 1);
   const int share = (loader.share() + pieces - 1) / pieces;
   int chunk = 0, part = 0, slot = 0;
   const uint32_t* planes = patches;
   for (int stage = 0; stage < stages; ++stage) {
+    // With so few stages per chunk, this chunk's patch is in the newest group.
     if (part == 0 && chunk_stages < (kStages - 1)) {
       __pipeline_wait_prior(0);
     } else {

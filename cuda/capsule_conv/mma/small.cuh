@@ -1,11 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of mma/product.cuh for small filters, in one kernel: each block copies
-// the unpacked filter to shared memory. A warp has kSmallTiles tiles of 16 rows. Tile m
-// starts m pixels after the first, and pixels within a tile are kSmallTiles apart. So
-// the tile before it reads the same rows one horizontal tap later, and a warp loads
-// only one tile's rows per tap.
+// The product of mma/product.cuh for small filters, without a kernel that packs them.
+// Each block computes a tile of lattice points: it copies its patch and the whole
+// filter to shared memory with cp.async, waits, and multiplies.
+//
+// A warp has kSmallTiles tiles of 16 rows. Tile m starts m pixels after tile 0, and the
+// pixels within a tile are kSmallTiles apart. At the next horizontal tap, tile m thus
+// needs the rows that tile m + 1 has in registers, and a warp loads only one tile's
+// rows per tap.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -25,8 +28,8 @@ constexpr int kSmallTiles = 4;
 constexpr int kSmallRows = kSmallTiles * kTileRows;  // rows per warp
 constexpr int kMaxFilterBytes = 16 << 10;
 
-// A plane of the input combined with a row of the filter: the offset of the row's first
-// tap in the patch (words), and of its quad in the filter (elements).
+// One plane of the input at one row of filter taps: the offset of the row's first tap
+// in the patch (words), and of its quad in the filter (elements).
 struct FilterLine {
   int word = 0, element = -1;  // -1: past the last one
 
@@ -95,7 +98,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int rows = p.source.rows, pixel = rows * kQuadWords<S>;
   const int lines = p.order.steps * kQuadsOfStep;
   uint32_t* const patch = reinterpret_cast<uint32_t*>(shared);
-  // The last tile may read past the last plane, up to here.
+  // The last warp may read past the last plane, up to here.
   S* const shared_filter = reinterpret_cast<S*>(patch + p.order.planes * p.patch.plane +
                                                 kSmallRows * kQuadWords<S>);
   FilterLine* const table = reinterpret_cast<FilterLine*>(shared_filter + filter_size);
@@ -128,6 +131,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
   const int y = p.by_row_tiles.Split(threadIdx.x / kLanes, &x);
   x *= p.patch.by_rows.Quotient(kSmallRows);
   __syncthreads();
+  // The preceding kernel may have written the source or the filter.
   GridDependencySynchronize();
   for (int at = threadIdx.x * kQuad; at < filter_size; at += kThreads * kQuad) {
     __pipeline_memcpy_async(shared_filter + at, weights + at, kQuad * sizeof(S));
@@ -163,12 +167,14 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
 #pragma unroll
     for (int m = 1; m < kSmallTiles; ++m) window[m].Set(raw[m - 1]);
     for (int taps = p.horizontal.taps; taps > 0; --taps, from += pixel) {
+      // Slides the window by one tap.
 #pragma unroll
       for (int m = 1; m < kSmallTiles; ++m) window[m - 1] = window[m];
       window[kSmallTiles - 1].Set(raw[kSmallTiles - 1]);
       uint32_t b[kProducts][kParts<kTf32>][2];
 #pragma unroll
       for (int n = 0; n < kProducts; ++n) raw_filter.template Get<kTf32>(n, b[n]);
+      // Loads the operands of the next tap while this one is multiplied.
       if (taps > 1) {
         raw[kSmallTiles - 1].Load(from, below);
         weight += next_tap;
@@ -184,7 +190,7 @@ __global__ void __launch_bounds__(kSmallWarps* kLanes, 2)
     }
   }
 
-  // The pixels of tile m are m pixels further right.
+  // The pixels of tile m are m pixels right of those of tile 0.
   const int width = min(p.horizontal.tile, p.horizontal.points - place.x) - x;
   S* to_upper = TargetRow(p, place, y, x + upper, upper_row, target);
   S* to_lower = TargetRow(p, place, y, x + lower, lower_row, target);

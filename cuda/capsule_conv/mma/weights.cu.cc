@@ -65,7 +65,7 @@ void SplitRows(int quads, WeightProduct* p) {
       MakePatch<S>(p->vertical, p->horizontal, p->input.rows, y_taps, x_taps, 16);
 }
 
-// Chooses how many blocks share the lattice, and estimates the cost.
+// Chooses how many blocks divide the lattice among them, and estimates the cost.
 template <typename S, Tf32 kTf32, typename C>
 void SplitLattice(const GpuDevice& device, WeightPlan<S>* plan) {
   WeightProduct& p = plan->product;
@@ -85,9 +85,9 @@ void SplitLattice(const GpuDevice& device, WeightPlan<S>* plan) {
       std::max<int64_t>(1, std::min({int64_t{resident} * device.processors / sums,
                                      p.tiles, kMaxBytes / 4 / p.weights})));
   plan->blocks = sums * p.splits <= INT32_MAX ? sums * p.splits : 0;
-  // Cycles of a multiprocessor, which does 640 multiply-adds of TF32 per cycle, or
-  // twice as many of a 16-bit type, copies 24 bytes, and writes, reads and adds one
-  // element of a partial sum. A single block leaves it idle for a third of the time.
+  // Cycles of a multiprocessor. Per cycle it does 640 multiply-adds of TF32, or twice
+  // as many of a 16-bit type, copies 24 bytes, and writes, reads and adds one element
+  // of a partial sum. With a single resident block, products take half as long again.
   const double steps =
       p.vertical.tile * static_cast<double>(CeilDivide(p.horizontal.tile * p.input.rows,
                                                        QuadFragment<S>::kRows));
@@ -186,7 +186,7 @@ WeightPlan<S> FindWeightPlan(const Task& task, const GpuDevice& device) {
       FindTiling<S, kTf32, WeightTraits<5, products>>(task, device, &plan);
     }
   };
-  // The products that cover the columns of one group of quads.
+  // Enough products for the columns of one group of quads.
   constexpr int kNarrow = QuadFragment<S>::kElements;
   if (task.target.planes() <= WeightTraits<4, kNarrow>::kColumnQuads) {
     find(std::integral_constant<int, kNarrow>());

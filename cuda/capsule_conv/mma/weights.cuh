@@ -3,10 +3,12 @@
 
 // The weight gradient as one matrix product with mma.sync: row = (filter tap, channel,
 // inner), column = (output channel, pose column), contraction = (lattice point, pose
-// row). Both operands are read from patches: of the input as in the forward product,
-// and of `grad` with a pixel per lattice point. Split-K: each block takes a tile of the
-// result and a share of the lattice, loops over that share tile by tile, copying the
-// next patches while it multiplies these, and writes a partial sum.
+// row). Split-K: a block computes the partial sum of a tile of the result over its
+// share of the lattice. Its warps have different rows and the same columns.
+//
+// A block loops over lattice tiles. For each it copies two patches to shared memory
+// with cp.async, double-buffered: one of the input, as in the forward product, and one
+// of `grad`, with a pixel per lattice point. Fragments are loaded from these patches.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -22,11 +24,13 @@
 namespace capsops::capsule_conv::mma {
 
 constexpr int kWeightWarps = 4;
-// Tensor cores truncate when they add, so after this many steps sums move to memory.
+// Tensor cores truncate when they add, so after at least this many steps accumulators
+// are added to the partial sum in global memory, in float, and cleared.
 constexpr int kWeightSteps = 512;
 
-// Kernel parameters. The result's rows are quads of one tap and input plane, `quads` of
-// a chunk's list (tap, plane) per block; its columns are planes of `grad`.
+// Kernel parameters. The result has a quad of rows for each pair of a tap and an input
+// plane. The planes are divided into chunks, and a block takes `quads` quads of its
+// chunk's list of (tap, plane). Columns are the planes of `grad`.
 struct WeightProduct {
   Image input, grad;
   Axis vertical, horizontal;
@@ -119,7 +123,7 @@ struct RowQuad {
   }
 };
 
-// Plane `i` of the block's columns: its offset in the filter, and its elements.
+// A plane of `grad`: its offset in the filter, and how many of its 4 columns exist.
 struct ColumnQuad {
   int offset = 0, count = 0;
 
@@ -134,7 +138,7 @@ struct ColumnQuad {
   }
 };
 
-// Stores the first `count` of 4 neighbors, or adds them to what is there.
+// Stores the first `count` of 4 adjacent results or, if `add`, adds them to memory.
 static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool add,
                                                  float* to) {
   const float values[4] = {value.x, value.y, value.z, value.w};
@@ -144,9 +148,8 @@ static __device__ __noinline__ void StoreGuarded(float4 value, int count, bool a
   }
 }
 
-// Computes a tile of the gradient for the block's share of the lattice, as a partial
-// sum. A warp has kTiles x kProducts tiles of 16 rows by 8 columns; all warps have the
-// same columns.
+// Computes the partial sum of a tile of the gradient over the block's share of the
+// lattice. A warp has kTiles x kProducts tiles of 16 rows by 8 columns.
 template <typename S, Tf32 kTf32, int kTiles, int kProducts, bool kEvenRows>
 __global__ void __launch_bounds__(kWeightWarps* kLanes, 2)
     WeightsKernel(const WeightProduct p, const S* input, const S* grad, float* parts) {

@@ -1,14 +1,15 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Operands of the weight gradient: mma.sync fragments from planes of quads whose rows
-// are the contraction. The order of rows and columns within a product is free until
-// results are stored. It is chosen such that a lane loads neighbors in a plane, and
-// ends up with 4 neighbors of the result. Of a group of quads, lanes with index g have
+// Operands of the weight gradient: mma.sync fragments from the planes of two patches,
+// whose rows (pixels and pose rows) are the contraction. The quads of a plane may be
+// assigned to rows and columns of a product in any order, until results are stored. The
+// order here lets a lane load adjacent words of a plane, and leaves it with 4 adjacent
+// elements of the result. From a group of quads, lanes with g = lane / 4 load
 //   float (m16n8k8, groups of 4 quads): elements g % 2 * 2 and the next of quad g / 2,
 //   16-bit types (m16n8k16, groups of 8 quads): all 4 elements of quad g.
-// As rows, two elements are rows g and g + 8 of a tile. As columns, each element is
-// column g of a separate product.
+// In the left operand, two elements are rows g and g + 8 of a tile. In the right one,
+// each element is column g of a separate product.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@
 
 namespace capsops::capsule_conv::mma {
 
-// A lane's share of a group of quads for a step: words of both contraction halves.
+// A lane's share of a group of quads for a step: words of both halves of the
+// contraction, which are the two halves of an mma.sync fragment.
 template <typename S>
 struct QuadFragment {
   static constexpr bool kFloat = std::is_same_v<S, float>;
@@ -42,8 +44,8 @@ struct QuadFragment {
     return lane % 4 * 16 + (kFloat ? lane / 4 % 2 * 8 : 0);
   }
 
-  // Loads from shared memory. With an odd number of pose rows, pairs of rows are not
-  // aligned. Volatile, so that the compiler does not delay loads until their use.
+  // Loads from shared memory. With an odd number of pose rows, pairs of 16-bit rows are
+  // not aligned to 16 bytes. Volatile, so that the compiler does not delay the loads.
   template <bool kEvenRows>
   __device__ void Load(uint32_t from) {
 #pragma unroll
@@ -79,7 +81,8 @@ struct QuadFragment {
     }
   }
 
-  // Element e of a half of the contraction as an operand register.
+  // Converts element e of a half of the contraction to an operand register. A 16-bit
+  // register pairs the element in two rows, which are in different words.
   template <Tf32 kTf32>
   __device__ void Get(int e, int half, uint32_t (&high)[1], uint32_t (&low)[1]) const {
     if constexpr (kFloat && kTf32 == Tf32::kSplit) {
@@ -194,7 +197,7 @@ __device__ void MultiplyTile(uint32_t left, uint32_t right, const Lines& lines,
     left = left_begin + line_steps * G::kStep;
     right = right_begin + line_steps * G::kStep;
   }
-  // The remainders of the lines.
+  // The last, partial step of each line: the rows past its end must not count.
   const int rest = lines.length - line_steps * G::kRows;
 #pragma unroll 1
   for (int line = rest > 0 ? lines.height : 0; line > 0; --line) {

@@ -31,8 +31,8 @@ inline TileAxis MakeAxis(const AxisProblem& p, bool gradient) {
   return axis;
 }
 
-// An axis divided into tiles; `taps` is 0 if there are too many, or if TMA has no such
-// boxes.
+// An axis divided into tiles of `box` points; `taps` is 0 if there are too many tiles,
+// or if TMA cannot load such boxes.
 struct TiledAxis {
   TileAxis axis;
   int64_t taps = 0;   // total over all tiles

@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The forward product and the input gradient as work for tma/product.cuh. The rows of a
-// tile are a box of images and target pixels; for each tap, their source pixels are a
-// box as well. Taps that read only padding in a tile are skipped. The input gradient
-// has one phase for each remainder of pixels modulo the strides.
+// tile are a box of images and target pixels. For each tap, their source pixels are a
+// box as well, which TMA loads, with zeros for padding. A step is one chunk of a
+// pixel's elements at one tap. Taps that read only padding in a tile are skipped. The
+// input gradient has one phase for each remainder of pixels modulo the strides.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +70,7 @@ struct ImageWork {
   using Place = ImageCoord;
   static constexpr Left kLeft = Left::kTerms;
   static constexpr int kColumnRank = 3;
-  // Taps per tile (counts), and total taps and non-empty tiles before each tile.
+  // The taps of each tile (counts), and the taps and non-empty tiles before each tile.
   struct Table {
     int counts[kMaxAxisTiles], taps[kMaxAxisTiles + 1], tiles[kMaxAxisTiles + 1];
   };
@@ -123,7 +124,7 @@ struct ImageWork {
     return place;
   }
 
-  // The tile with this number.
+  // Returns the tile with this number; does not set steps.first.
   __device__ Place At(const Tables& tables, int tile) const {
     Place place;
     Digits<int> digits(tile);
@@ -226,7 +227,8 @@ struct ImageWork {
     return (taps * chunks + tiles * kStoreSteps) * column_blocks;
   }
 
-  // Binary search for the last non-empty tile that begins at step `at` or before.
+  // Binary search for the tile that includes step `at`; before(n) are the steps before
+  // tile n.
   template <typename Before>
   __device__ static int Last(int count, int at, const Before& before) {
     int low = 0, high = count - 1;

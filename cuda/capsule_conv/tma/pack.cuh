@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Packs the filter into the right operand of tma/product.cuh: [tap][column][term].
+// Packs the filter into the right operand of tma/product.cuh, [tap][column][term].
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 
 namespace capsops::capsule_conv::tma {
 
-// A block packs kPackSide columns of kPackSide terms.
+// A block packs kPackSide columns by kPackSide terms.
 constexpr int kPackSide = 64, kPackThreads = 256;
 constexpr int kPackTurns = kPackSide * kPackSide / kPackThreads;
 
-// Clears the flags of all partial tiles, one per block of the product.
+// Clears the flags of all partial tiles (PartialTiles), one per block of the product.
 struct FlagsToClear {
   int* there;
   int blocks;
@@ -31,20 +31,21 @@ struct FlagsToClear {
 // Parameters of PackFilterKernel.
 struct PackedFilter {
   Filter filter;
-  bool by_columns;  // neighbors in memory are columns, not terms
+  bool by_columns;  // whether columns, not terms, are adjacent in memory
   Divisor by_inner, by_out_inner;
   int terms, columns;
   int term_blocks, column_blocks;
 };
 
-// Transposes the filter through shared memory to [tap][column][term].
+// Packs the filter through shared memory, so that both reads and writes of a warp are
+// contiguous.
 template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackFilterKernel(const PackedFilter p, const S* weights, S* packed,
                      const FlagsToClear parts) {
   TriggerDependentLaunch();
   parts.Clear();
-  __shared__ S tile[kPackSide][kPackSide + 1];
+  __shared__ S tile[kPackSide][kPackSide + 1];  // padded against bank conflicts
   Digits<int> digits(blockIdx.x);
   const int term = digits.Next(p.term_blocks) * kPackSide;
   const int column = digits.Next(p.column_blocks) * kPackSide;

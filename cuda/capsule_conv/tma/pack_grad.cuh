@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Packs a float gradient as right operand of tma/product.cuh: [step][column][pixel].
+// Packs a float gradient as the right operand of tma/product.cuh,
+// [step][column][pixel], because wgmma takes TF32 operands only in K-major order.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct PackedGrad {
   int column_blocks;
 };
 
-// Transposes one step's pixels of kGradColumns columns per block. Within each 8 terms,
-// the order of pixels is 0, 2, 4, 6, 1, 3, 5, 7, as LoadFragments expects.
+// Transposes one step's pixels of kGradColumns columns per block, through shared
+// memory. The order of each 8 pixels is 0, 2, 4, 6, 1, 3, 5, 7, as in LoadFragments.
 __global__ void __launch_bounds__(kPackThreads)
     PackGradKernel(const PackedGrad p, const float* grad, float* packed,
                    const FlagsToClear parts) {
@@ -31,7 +32,7 @@ __global__ void __launch_bounds__(kPackThreads)
   parts.Clear();
   constexpr int kLines = kPackThreads / kGradColumns;
   constexpr int kTurns = kStepPixels / kLines;
-  __shared__ float tile[kStepPixels][kGradColumns + 1];
+  __shared__ float tile[kStepPixels][kGradColumns + 1];  // padded: no bank conflicts
   const int step = blockIdx.x / p.column_blocks;
   const int column = (blockIdx.x - step * p.column_blocks) * kGradColumns;
   const PixelBoxes& boxes = p.boxes;

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Planning common to all products of tma/product.cuh. They require poses of one row, so
-// that a pixel is one row of a matrix.
+// that a pixel is one row of a matrix, which TMA can load in boxes.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace capsops::capsule_conv::tma {
 
-// Minimal steps per block.
+// The fewest steps worth a block.
 constexpr int64_t kMinSteps = 8;
 
 // Alignment of the parts of the workspace.
@@ -25,7 +25,7 @@ inline int64_t AlignedBytes(int64_t bytes) { return RoundUp(bytes, 128); }
 // A plan of a product, with the tensor maps of both operands.
 template <typename S, typename Work>
 struct ProductPlan {
-  // Runs after the partial tiles' flags are cleared and the right operand is packed.
+  // Launches the product, once flags are cleared and the right operand is packed.
   using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
                                  const ProductPlan& plan, const S* source,
                                  const S* right, const PartialTiles& parts, S* target);
@@ -35,7 +35,7 @@ struct ProductPlan {
   int64_t packed_bytes = 0, part_bytes = 0;
   Launch launch = nullptr;
 
-  // The workspace holds the packed operand, the flags, and the partial tiles.
+  // The workspace holds the packed operand, the flags of PartialTiles, and these tiles.
   int64_t FlagBytes() const {
     return AlignedBytes(work.ranges.blocks * int64_t{sizeof(int)});
   }
@@ -62,10 +62,11 @@ LaunchError Launch(const GpuExec& exec, const char* op,
                                   plan.work, parts, target);
 }
 
-// Limit on steps and tiles, with room for what is computed from them.
+// Limit on steps and tiles, so that numbers computed from them fit in 32 bits.
 constexpr int64_t kMaxSteps = INT32_MAX / 64;
 
-// Divides `steps` steps among blocks, and selects the kernel.
+// Divides `steps` steps among blocks, at most one per multiprocessor, and selects the
+// kernel.
 template <typename Shape, typename S, typename Work>
 void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) {
   const int64_t blocks =
@@ -78,7 +79,7 @@ void Divide(const GpuDevice& device, int64_t steps, ProductPlan<S, Work>* plan) 
   plan->launch = Launch<S, Work, Shape>;
 }
 
-// Tiles have 256 columns, or 128 if there are no more.
+// Tiles have 256 columns, or 128 if that is enough.
 template <typename S, typename Then>
 void WithShape(int64_t columns, const Then& then) {
   if (columns > 128) {
@@ -115,7 +116,8 @@ template <typename Work, typename S>
 constexpr int kMaxShared =
     std::max(kSharedBytes<Work, Shape<S, 128>>, kSharedBytes<Work, Shape<S, 256>>);
 
-// Why this path must refuse a product of pixels of `numbers` elements; else empty.
+// Why this path must refuse a product; else empty. `numbers`: elements per source
+// pixel.
 template <typename Work, typename S, Tf32 kTf32>
 std::string Refusal(const Problem& p, int64_t numbers, int64_t columns,
                     const GpuDevice& device) {

@@ -1,10 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The kernel of the forward product and both gradients for poses of one row. Warps 0 to
-// 7 are two consumer warpgroups, which issue wgmma and store results; one thread of the
-// third warpgroup is the producer, which loads boxes of both operands by TMA into a
-// pipeline of stages. Blocks share the work by stream-K (tma/steps.cuh).
+// The kernel of the forward product and both gradients for poses of one row, with
+// wgmma. A block computes tiles of 128 rows by up to 256 columns; blocks divide the
+// tiles among them by stream-K (tma/steps.cuh). The kernel is warp-specialized:
+//   warps 0 to 7   two consumer warpgroups, which issue wgmma and store 64 rows each
+//   warp 8         producer, one thread: loads boxes of both operands by TMA
+//   warps 9 to 11  idle, as setmaxnreg applies to a whole warpgroup
+// The boxes pass through a ring of stages in shared memory, synchronized by mbarriers.
+// wgmma reads its operands from there, or the left one from registers (Left).
 #pragma once
 
 #include <cstdint>
@@ -41,7 +45,7 @@ __device__ __noinline__ void StoreColumns(const Columns columns, int column, flo
 constexpr int kExchangeColumns = 32;
 using Exchange = float[16][kExchangeColumns + 8];
 
-// The layout of shared memory, aligned to 1024 bytes.
+// The layout of shared memory, aligned to 1024 bytes, the period of the swizzle.
 template <typename Work, typename Shape>
 struct Shared {
   char stages[Shape::kStages][Shape::kStageBytes];
@@ -53,8 +57,8 @@ constexpr int kAlignment = 1024;
 template <typename Work, typename Shape>
 constexpr int kSharedBytes = sizeof(Shared<Work, Shape>) + kAlignment;
 
-// Epilogue: stores a tile. Each warp rearranges its results in `exchange`, so that
-// lanes store whole quads, unless columns.apart is 0.
+// Epilogue: stores a tile. Unless columns.apart is 0, each warp rearranges its results
+// in `exchange`, 32 columns at a time, so that lanes store 4 adjacent elements.
 template <typename S, typename Work, int kProducts>
 __device__ void StoreTile(const Work& work, const typename Work::Place& place,
                           const float (&sums)[kProducts][4], Exchange& exchange,
@@ -134,8 +138,9 @@ __device__ uint64_t MakeOperandDescriptor(uint32_t operand, int k) {
   }
 }
 
-// Stream-K workspace: one partial tile per block, and a flag per block that tells
-// whether the block has written it.
+// Stream-K workspace: for each range, a partial tile and a flag that tells whether the
+// tile has been written. A range has at most one, as only its first tile can begin in
+// an earlier range.
 struct PartialTiles {
   int* there;
   float4* sums;
@@ -161,7 +166,7 @@ struct PartialTiles {
     }
   }
 
-  // Waits for the block's partial tile and adds it. This cannot deadlock, however few
+  // Waits for a range's partial tile and adds it. This cannot deadlock, however few
   // blocks are resident: later ranges belong to blocks with lower numbers, which GPUs
   // start first, and blocks write their partial tile before they wait.
   template <int kProducts>
@@ -219,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
       PipelineState at;
-      at.parity = 1;  // Empty stages count as released.
+      at.parity = 1;  // The first wait for each stage passes at once.
       while (step < end) {
         const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.MultiplyEnd());
@@ -248,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       float sums[Shape::kProducts][4];
       ForEach(sums, [](float& sum) {
         sum = 0;
-        asm volatile("" : "+f"(sum));  // keeps this before the products
+        asm volatile("" : "+f"(sum));  // keeps this before the first wgmma
       });
       int before = -1;
       for (int n = first; n < last; ++n, at.Next(Shape::kStages)) {
@@ -279,6 +284,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 MakeOperandDescriptor<Work, Shape>(right, k), sums, true);
           }
           WgmmaCommit();
+          // Completes the products of the previous stage, which can then be refilled.
           WgmmaWait<1>();
           if (before >= 0) release(before);
           before = at.at;
@@ -286,6 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       WgmmaWait<0>();
       if (before >= 0) release(before);
+      // Keeps the compiler from reading the accumulators before the wait.
       ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
       if (first > place.steps.first) {
         parts.Write(range, sums);
@@ -299,6 +306,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       StoreTile(work, place, sums, shared.exchange[threadIdx.x / 32], target);
     }
+    // Tiles without steps are in no range; they become zeros.
     if (work.empty) {
       for (int tile = blockIdx.x; tile < work.tiles; tile += gridDim.x) {
         const auto place = work.At(tables, tile);

@@ -1,11 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Stream-K division of a product. A tile is 128 rows by up to 256 columns, a step
+// Stream-K division of a product. A tile has 128 rows and up to 256 columns; a step
 // contracts 128 bytes of each row. The steps of all tiles form one list, which is
-// divided evenly into a range per block. If a range ends within a tile, its block waits
-// for the blocks of the following ranges, each of which starts with its part of that
-// tile, and adds their partial tiles. Storing a tile counts as a number of steps.
+// divided evenly into a range per block. A tile belongs to the block whose range has
+// the tile's first step. If that range ends within the tile, the blocks of the
+// following ranges write partial tiles, and the tile's block waits for these and adds
+// them in order. To balance the load, storing a tile counts as kStoreSteps steps.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ constexpr int kGroups = 2;  // consumer warpgroups, 64 rows each
 constexpr int kConsumerWarps = 4 * kGroups;
 // One more warpgroup has the producer thread.
 constexpr int kThreads = 128 * (kGroups + 1);
-// Registers per thread at launch, per consumer thread and per producer thread.
+// Registers per thread at launch and, after setmaxnreg, per consumer and per producer
+// thread.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
 static_assert(kGroups * kMany + kFew <= (kGroups + 1) * kRegisters);
 
@@ -27,7 +29,7 @@ static_assert(kGroups * kMany + kFew <= (kGroups + 1) * kRegisters);
 // right operand (kRows); or loaded to registers first (kRegisters).
 enum class Left { kTerms, kRows, kRegisters };
 
-// The cost of storing a tile, as steps without work at the end of each tile.
+// The cost of storing a tile, in steps. They follow the steps that multiply.
 constexpr int kStoreSteps = 8;
 
 // The ranges of `steps` steps for `blocks` blocks, at most one block per step.
@@ -43,7 +45,7 @@ struct StreamKRanges {
   }
 };
 
-// The steps of a tile: `count` that multiply from `first` on, then those of storing.
+// The steps of a tile: `count` steps that multiply, from `first` on, then kStoreSteps.
 struct TileSteps {
   int first, count;
 

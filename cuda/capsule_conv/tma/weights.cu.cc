@@ -109,7 +109,7 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
 // stays at about one unit in the last place of float16.
 constexpr int64_t kMaxPixels = int64_t{1} << 20;
 
-// Plans the weight gradient. `grad` is packed only if it is float.
+// Plans the weight gradient. Only a float `grad` is packed.
 template <typename T, Tf32 kTf32>
 ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                                    const Problem& p) {

@@ -1,10 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient as work for tma/product.cuh. The rows of a tile are 128 input
-// channels of one tap, and a step contracts a box of images and output pixels. 16-bit
-// types are used as they are, as MN-major operands. TF32 operands must be K-major, so
-// there the rows go through registers and `grad` is packed.
+// The weight gradient as work for tma/product.cuh. The rows of a tile are 128 elements
+// of the input's pixels at one tap, the columns are elements of `grad`, and a step
+// contracts a box of images and output pixels. In both tensors pixels are outermost, so
+// the operands are MN-major. wgmma takes these from shared memory for 16-bit types
+// only. For TF32, the rows are loaded to registers (LoadFragments), and `grad` is
+// packed K-major.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +18,9 @@
 
 namespace capsops::capsule_conv::tma {
 
-// Boxes of images and output pixels: how many there are, and their extents.
+// Boxes of images and output pixels.
 struct PixelBoxes {
-  int height, width;  // numbers of boxes
+  int height, width;  // numbers of boxes along an image's axes
   int batch, y, x;    // extents of a box, powers of two
   int y_bits, x_bits;
 };
@@ -142,8 +144,9 @@ struct WeightWork {
 };
 
 // Loads the A fragments of a step's 4 products. The stage is swizzled and ordered
-// [channel / 32][pixel][channel % 32]. To avoid bank conflicts, a lane has in each
-// product channels 2 g and 2 g + 1 of its warp's 16, of pixels 2 t and 2 t + 1 of 8.
+// [channel / 32][pixel][channel % 32]. To avoid bank conflicts, rows g and g + 8 of a
+// warp are channels 2 g and 2 g + 1 of its 16, and terms t and t + 4 of a product are
+// pixels 2 t and 2 t + 1 of its 8.
 __device__ inline void LoadFragments(const char* stage, uint32_t (&rows)[4][4]) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Reduces the horizontal taps that wgmma/across.cuh turned into columns.
+// Adds the horizontal taps that wgmma/across.cuh turns into columns.
 #include "cuda/capsule_conv/wgmma/across.cuh"
 
 #include <algorithm>
@@ -16,9 +16,9 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kAddThreads = 256;
 
-// Sums the taps of each target pixel. Blocks with the same blockIdx.x share a row of
-// pixels. A target pixel has `pixel` packs; `products` has as many for each tap of each
-// source pixel.
+// Sums the taps of each target pixel. Blocks with the same blockIdx.x divide a row of
+// pixels among them, and a thread computes a pack of kPack elements at a time. A target
+// pixel has `pixel` packs; `products` has as many for each tap of each source pixel.
 template <int kPack>
 __global__ void AddTapsKernel(const Image source, const Image target,
                               const Axis vertical, const Axis across,
@@ -52,7 +52,7 @@ LaunchError TapColumns::Add(const GpuExec& exec, const char* op, const Task& tas
   const int64_t rows = task.target.batch * task.vertical.points;
   const int pixel = static_cast<int>(task.target.pixel());
   CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, rows));
-  // If there are few rows, they are split for about eight blocks per multiprocessor.
+  // If there are few rows, splits them to get about eight blocks per multiprocessor.
   constexpr int kWaves = 8;
   const auto launch = [&](auto pack) {
     using Packs = Pack<float, pack.value>;

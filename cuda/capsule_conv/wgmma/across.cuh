@@ -3,8 +3,8 @@
 
 // Convolutions with few columns. wgmma takes as long for 8 columns as for 64, as it is
 // limited by reading the rows. So horizontal taps become columns as well: one product
-// computes the contribution of every source pixel to every horizontal tap, and a second
-// kernel adds the contributions of each target pixel.
+// multiplies every source pixel by every horizontal tap, and a second kernel adds the
+// results that belong to each target pixel.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ inline int Columns(const Task& task) {
 
 // The TapColumns of the wgmma path, as capsule_conv/tensor_cores.cuh expects it.
 struct TapColumns {
-  // Whether this pays off: few columns, several horizontal taps, and enough terms for
-  // each that the second kernel costs less than it saves. Over kFewColumns columns,
-  // `cost` estimates the cycles of a task.
+  // Whether this pays off: there are few columns, several horizontal taps, and so many
+  // terms per tap that the second kernel costs less than the first one saves. With more
+  // than kFewColumns columns, `cost` decides, which estimates the cycles of a task.
   template <typename Cost>
   static bool PaysOff(const Task& task, int processors, const Cost& cost) {
     constexpr int kMinTerms = 256;
@@ -64,13 +64,13 @@ struct TapColumns {
     return unfolded;
   }
 
-  // Elements of that product's result.
+  // Elements of an unfolded product's result.
   static int64_t Elements(const Task& unfolded) {
     const Image& image = unfolded.target;
     return image.batch * image.height * image.width * image.pixel();
   }
 
-  // Adds the taps of that product's result.
+  // Adds the taps of the unfolded product's result, and stores the sums in the target.
   static LaunchError Add(const GpuExec& exec, const char* op, const Task& task,
                          const float* products, float* target);
 };

@@ -4,6 +4,7 @@
 // Packs the filter into the operands of wgmma/product.cuh, in the order in which blocks
 // read them:
 //   [depth][column block][chunk][step][part][unit][column] of 16 bytes.
+// A step has two units of one tap each (wgmma/units.cuh), the depth of one wgmma.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Patches of wgmma/product.cuh: planes as in capsule_conv/patch.cuh, of 16 bytes per
-// row, with pixels sorted by residue class. With strides, the taps t, t + period, ...
-// of an axis read the same pixels and no other taps do; these pixels are a class.
+// Patches of wgmma/product.cuh: planes as in capsule_conv/patch.cuh, but of 16 bytes
+// per row, and with pixels sorted by residue class. With strides, the taps t, t +
+// period, ... of an axis read pixels that no other tap reads; these pixels are a class.
 // Within a class the pixels of neighboring lattice points are adjacent.
 #pragma once
 
@@ -34,7 +34,7 @@ struct SortedPatch {
 
   explicit SortedPatch(const Product& p)
       : vertical(p.vertical), horizontal(p.horizontal) {
-    // Aligns each class to 128 bytes.
+    // Aligns each class to 128 bytes, as TMA requires of a box in shared memory.
     pixels = static_cast<int>(
         RoundUp(vertical.extent * horizontal.extent, 8 / Gcd(8, p.source.rows)));
   }
@@ -111,8 +111,9 @@ __host__ __device__ inline int UnitOffset(const Product& p, const SortedPatch& s
   return unit * (p.patch.plane / 4) + sorted.Shift(y, x) * p.source.rows;
 }
 
-// The two units of a step: their numbers and offsets, the smaller offset first. With
-// strides, the offsets of consecutive taps need not ascend.
+// The two units of a step: their numbers and offsets. The smaller offset comes first,
+// because a wgmma descriptor holds the distance between the two as an unsigned number;
+// with strides, the offsets of consecutive taps need not ascend.
 struct UnitStep {
   int numbers[2], at[2];
 

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The wgmma path as capsule_conv/tensor_cores.cuh expects it.
+// The Path of capsule_conv/tensor_cores.cuh for wgmma.
 #pragma once
 
 #include <string>
@@ -23,7 +23,7 @@ constexpr int kFilterParts = kTf32 == Tf32::kSplit ? 3 : 1;
 // Why wgmma cannot do tasks of this shape; else empty.
 std::string Refusal(const Task& task, const GpuDevice& device);
 
-// The cheapest tile of all kernel shapes (product.cu.cc).
+// The cheapest plan of all kernel shapes (product.cu.cc).
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 

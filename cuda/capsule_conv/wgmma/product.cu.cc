@@ -17,8 +17,8 @@
 
 namespace capsops::capsule_conv::wgmma {
 
-// The tensor map of patches. If a pose row is one quad, the rows of a pose are
-// contiguous and become one dimension.
+// The tensor map of patches; a box is one residue class of one plane. If a pose row is
+// one quad, the rows of a pose are contiguous and become one dimension.
 inline TmaTensor<5> MapPatches(const Product& p) {
   const Image& image = p.source;
   const SortedPatch patch(p);
@@ -82,9 +82,9 @@ LaunchError Launch(const GpuExec& exec, const char* op, const TilePlan<S>& plan,
 
 // Coefficients of the cost model, fitted to six thousand plans measured on an H200:
 // - multiply: cycles of products, relative to the tensor cores' peak
-// - idle: factor on these if one of two consumer warpgroups has no work
+// - idle: factor on `multiply` if one of two consumer warpgroups has no work
 // - load, chunk, store, tile: cycles per unit loaded, chunk, byte stored and tile
-// - first: cycles per unit of the first chunk, for which all wait
+// - first: cycles per unit of the first chunk, whose load nothing overlaps
 // - launch: cycles per launch
 struct CostFactors {
   double multiply, idle, load, chunk, store, tile, first, launch;
@@ -131,7 +131,7 @@ double EstimateCost(const Product& p, int64_t tiles, int processors, int product
                     (2 + together) * pixels * (rows / together) * chunks * block_turns);
   }
   cost += kFactors.first * units + kFactors.launch;
-  // A third buffer pays off if products do not hide the rest of a buffer's work.
+  // A third buffer pays off if products are too short to hide loads and conversions.
   const bool one_tap = p.vertical.taps * p.horizontal.taps == 1;
   const bool third = C::kBoxes || (one_tap && std::is_same_v<S, float>);
   return (p.buffers > 2) == third ? cost : 1.03 * cost;
@@ -181,14 +181,16 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   plan.ring = std::min<int64_t>(kMaxStages,
                                 C::kStages + (most - shared) / (4 * C::kStageWords));
   shared += (plan.ring - C::kStages) * int64_t{4 * C::kStageWords};
-  // The last product may read past its plane, but not past shared memory.
+  // The last row tile may read past its plane, but not past the filter's ring, which
+  // follows the patches. Such rows are not stored.
   const int64_t read = rows_2d
                            ? (RoundUp(y, down) - 1) * int64_t{row} + across * kGroupRows
                            : products * C::kRows;
   if ((read - lattice_rows) * 4 > int64_t{C::kStages} * C::kStageWords) {
     return plan;
   }
-  // Unit distances must fit in a descriptor; they repeat from the third unit on.
+  // The distance between a step's units must fit in the 14 bits of a descriptor. From
+  // the third unit on distances repeat.
   const SortedPatch sorted(p);
   for (int step = 0; step < taps * std::min(units, 2) / 2; ++step) {
     const UnitStep both(p, sorted, step);

@@ -1,16 +1,19 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule convolution and its input gradient with wgmma, as a persistent
-// warp-specialized kernel:
+// Capsule convolution and its input gradient with wgmma. The kernel is persistent (a
+// block computes every gridDim.x-th tile of lattice points by kColumns columns) and
+// warp-specialized:
 //   warps 0 to 7   two consumer warpgroups, which issue wgmma and store results
 //   warps 8 to 10  producers of patches: all threads with cp.async, or one with TMA
 //   warp 11        producer of the packed filter, one thread with bulk copies
+// Producers and consumers are synchronized by mbarriers, in two pipelines: the patches'
+// buffers, one chunk each, and the ring of the filter's stages.
 //
-// Both operands are in shared memory. 8 pose rows that are adjacent in a plane form a
-// core matrix, so a filter tap is only another address. The poses may be either
-// operand: A with 64 rows, or B with up to 256. As B, next to 64 filter columns as A,
-// they need the least shared-memory reads per product.
+// wgmma reads both operands from shared memory. 8 pose rows that are adjacent in a
+// plane form a core matrix, so a filter tap is only another address. The poses may be
+// either operand: A with 64 rows, or B with up to 256. As B, with 64 filter columns as
+// A, they need the fewest shared-memory reads per product.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +52,10 @@ struct SharedLayout {
   Barriers& barriers;
   uint32_t *patches, *ring;
   RowOffset* rows;
-  uint32_t* steps;  // per step: distance of its units << 16 | offset of the first
-  int* pixels;      // patch pixel offsets; not used with TMA
+  // Low word of a descriptor for each step: the distance between its units << 16 | the
+  // offset of the first.
+  uint32_t* steps;
+  int* pixels;  // patch pixel offsets; not used with TMA
 
   __device__ SharedLayout(const WarpgroupParams& s, uint4* memory)
       : part_words(s.product.order.planes * s.product.patch.plane),
@@ -82,7 +87,8 @@ struct SharedLayout {
     }
   }
 
-  // Fills the tables of rows and steps; called by the consumers.
+  // Fills the tables of rows and steps; called by the consumers. The producers use
+  // named barrier 1.
   __device__ void FillTables(const WarpgroupParams& s) {
     FillRowTable<C>(s, rows);
     for (int n = threadIdx.x; n < stages * C::kSteps; n += C::kWarps * kLanes) {
@@ -99,7 +105,7 @@ __device__ void LoadFilter(const WarpgroupParams& s, const SharedLayout<C>& shar
                            const uint32_t* packed) {
   constexpr int kStep = C::kStepWords;
   const Product& p = s.product;
-  // Empty buffers count as released in the previous phase.
+  // Waits for parity 1 pass at once in the first round, when all slots are empty.
   PipelineState slot{0, 1};
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
     const BlockCoord place(p, tile);
@@ -178,7 +184,7 @@ __device__ void LoadPatchesByWarps(const WarpgroupParams& s,
   };
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x) {
     const BlockCoord place(p, tile);
-    SyncNamedBarrier<C::kLoadThreads>();
+    SyncNamedBarrier<C::kLoadThreads>();  // All have read the previous tile's table.
     FillSortedPixelTable(p, s.sorted, place, shared.pixels, thread, C::kLoadThreads);
     SyncNamedBarrier<C::kLoadThreads>();
     const S* const from = SourceOf(p, place, source);
@@ -189,6 +195,8 @@ __device__ void LoadPatchesByWarps(const WarpgroupParams& s,
       __pipeline_commit();
       if (copied >= 0) finish(std::integral_constant<int, 1>());
       copied = buffer.at;
+      // Consumers free a buffer only after they start on the next one. So with two
+      // buffers, this one must be finished before the wait for the other.
       if (p.buffers < kMaxBuffers) {
         finish(std::integral_constant<int, 0>());
         copied = -1;
@@ -211,7 +219,8 @@ __device__ void DispatchCount(int count, const Then& then) {
   }
 }
 
-// Consumer warpgroup number `group`: multiplies and stores its part of all tiles.
+// Consumer warpgroup number `group`: multiplies and stores its part of all tiles. Each
+// warp arrives once at a barrier to release a slot.
 template <typename S, typename C>
 __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& shared,
                               int group, S* target) {
@@ -223,6 +232,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
   };
   const int first_product = group / C::kColumnGroups * C::kTiles;
   const int column = group % C::kColumnGroups * kWgmmaRows;
+  // The distance between core matrices, in rows, which are units of 16 bytes.
   const uint32_t apart = s.rows_2d ? s.row : kGroupRows;
   Sums<C::kPromotes, C::kTiles, C::kOctets> sums;
   PipelineState slot, buffer;
@@ -256,6 +266,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           const uint32_t filter =
               DescriptorAddress(shared.ring + slot.at * C::kStageWords) + column;
           // Issues step n of row tile m for the parts whose indices add up to `least`.
+          // If kPromotes, the first product of a stage overwrites the accumulators.
           const auto multiply = [&](int n, int m, int least) {
 #pragma unroll
             for (int of_filter = 0; of_filter < min(least + 1, C::kFilterParts);
@@ -265,6 +276,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
                                      of_filter * (UnitStepWords(C::kColumns) / 4),
                                  C::kColumns, kGroupRows);
               const int part = (least - of_filter) * (shared.part_words / 4);
+              // at[n] includes the distance between units.
               const uint64_t poses = MakeDescriptor(at[n] + first[m] + part, 0, apart);
               Wgmma<typename C::O, C::kOctets>::Begin(
                   C::kLeft ? poses : columns, C::kLeft ? columns : poses,
@@ -291,7 +303,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
           });
         }
         if constexpr (!C::kPromotes) WgmmaWait<1>();
-        // Only this stage's products are in flight, so the slot before is free.
+        // At most this stage's products are in flight, so the previous slot is free.
         if (slot_before >= 0) release(barriers.empty[slot_before]);
         slot_before = slot.at;
         slot.Next(s.ring);
@@ -320,7 +332,7 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
   }
 }
 
-// The source of patches: a tensor map, or a pointer if warps copy them.
+// The source of patches: a tensor map for TMA, or a pointer if warps copy them.
 template <typename S, typename C>
 using PatchSource = std::conditional_t<C::kBoxes, CUtensorMap, const S*>;
 

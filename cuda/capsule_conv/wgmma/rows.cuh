@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernel traits of wgmma/product.cuh, the map between rows of its products and pixels,
-// its accumulators, and the epilogue.
+// Parts of wgmma/product.cuh: its compile-time shape, the map between rows of its
+// products and pixels, its accumulators, and the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ constexpr int kGroupRows = 8;
 
 // Compile-time shape of a kernel. O is the operand type; poses are split into kParts
 // parts and the filter into kFilterParts. Each of two consumer warpgroups has kTiles
-// products of kRows pose rows. With the poses as A (kLeft) these are 64 rows by all
-// kColumns columns. As B they are up to 256 rows by 64 filter columns; with 128 columns
-// both warpgroups have the same rows.
+// products of kRows pose rows. If the poses are A (kLeft), a product has 64 rows and
+// all kColumns columns. If they are B, it has up to 256 rows and 64 columns; with 128
+// columns, the two warpgroups share the rows and have 64 columns each.
 template <typename OperandOf, int kPartsOf, int kFilterPartsOf, bool kLeftOf,
           int kRowsOf, int kTilesOf, int kColumnsOf, int kBlocksOf>
 struct KernelTraits {
@@ -37,13 +37,13 @@ struct KernelTraits {
   static constexpr int kRows = kRowsOf, kTiles = kTilesOf;
   static constexpr int kColumns = kColumnsOf, kBlocks = kBlocksOf;
   static constexpr bool kLeft = kLeftOf;
-  // Each stage's products are added to float totals, as tensor cores truncate sums.
+  // Whether each stage's products are added to float totals, as wgmma truncates sums.
   static constexpr bool kPromotes = kParts > 1;
   // Part i of the poses and part j of the filter are multiplied if i + j < kParts. The
   // other pairs are below the rounding error of the sum.
   static_assert(kFilterParts == 1 || kFilterParts == kParts);
   static constexpr int kPairs = kFilterParts == 1 ? kParts : kParts * (kParts + 1) / 2;
-  // Patches are loaded by TMA; otherwise by warps.
+  // Whether patches are loaded by TMA, which also rounds floats to TF32; else by warps.
   static constexpr bool kBoxes = !kLeft && std::is_same_v<O, float>;
   static_assert(kLeft ? kRows == kWgmmaRows : kTiles == 1);
   static constexpr int kColumnGroups = kLeft ? 1 : kColumns / kWgmmaRows;
@@ -56,12 +56,14 @@ struct KernelTraits {
   // Registers per consumer thread and per producer thread, set by setmaxnreg.
   static constexpr int kMany = kBlocks == 1 ? 216 : 96;
   static constexpr int kFew = kBlocks == 1 ? 72 : 48;
-  static constexpr int kStages = kBlocks == 1 ? 3 : 4;  // fewest stages
+  // The fewest stages of the filter's ring; planners add more if there is room.
+  static constexpr int kStages = kBlocks == 1 ? 3 : 4;
   static constexpr int kStageWords = (kFilterParts == 1 ? 4096 : 6144) / kBlocks;
   static constexpr int kStepWords = kFilterParts * UnitStepWords(kColumns);
   static constexpr int kSteps = kStageWords / kStepWords;  // steps per stage
   static constexpr int kBarrierWords = 64;
-  // Registers per thread at launch.
+  // Registers per thread at launch: 65,536 divided by the resident threads, rounded
+  // down to a multiple of 8.
   static constexpr int kRegisters = kBlocks == 1 ? 168 : 80;
   static_assert(kWarps * kLanes * kMany + 4 * kLanes * kFew <= kThreads * kRegisters);
 };
@@ -127,8 +129,8 @@ struct ProductRows {
   static constexpr int kDown = kRows / kGroupRows;  // lattice rows of a 2-D row tile
 };
 
-// The target of a tile's row: its offset from the tile's first pixel, and its lattice
-// point, which may be outside of the lattice. Packed into two words for one load.
+// The target of a tile's row: its offset from the tile's first pixel, and its point in
+// the tile, y << 16 | x, or ~0. Packed into two words for one load.
 struct RowOffset {
   uint2 words;
 
@@ -154,8 +156,8 @@ __device__ void FillRowTable(const WarpgroupParams& s, RowOffset* rows) {
   }
 }
 
-// Transposes 4x4 elements among the lanes l, l + 4, l + 8 and l + 12: lane number i
-// gets element i of each.
+// Transposes 4x4 elements among the lanes l, l + 4, l + 8 and l + 12, the i-th of which
+// gets element i of each, so that a lane's 4 elements are adjacent in memory.
 __device__ inline void Exchange(float (&x)[4]) {
 #pragma unroll
   for (int apart = 1; apart <= 2; ++apart) {
@@ -224,8 +226,9 @@ __device__ void StoreRight(const WarpgroupParams& s, const BlockCoord& place,
     for (int e = 0; e < 4; ++e) x[e] = p.scale(sums[n][e]);
     Exchange(x);
   };
-  // Has no branches and no dependencies on earlier stores: waiting for shuffles and
-  // tables in turn would take a third as long as the products.
+  // Has no branches and no dependencies on earlier stores, so that the latencies of
+  // shuffles and table loads overlap. One after another, they would take a third as
+  // long as the products.
   if (columns % kQuad == 0) {
     const int channel = column / columns;
     to += channel * stride + (column - channel * columns);
@@ -278,11 +281,12 @@ struct Sums {
   __device__ void Clear() {
     ForEach([&](float& sum, float* all_before) {
       sum = 0;
-      asm volatile("" : "+f"(sum));  // keeps this before the products
+      asm volatile("" : "+f"(sum));  // keeps this before the first wgmma
       if constexpr (kPromotes) *all_before = 0;
     });
   }
-  // Adds finished products to the totals.
+  // Adds finished products to the totals. Without totals, only keeps the compiler from
+  // reading the accumulators before the preceding wait.
   __device__ void Accumulate() {
     ForEach([&](float& sum, float* all_before) {
       asm volatile("" : "+f"(sum)::"memory");

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Copies poses to shared memory as wgmma operands. A unit is 16 bytes of a pose row, a
-// quad of TF32 or two quads of a 16-bit type, and each unit has a plane of the patch.
-// After the copy, floats are rounded to TF32 or split into parts of bfloat16 in place.
+// row of a core matrix: one quad of TF32 or two quads of a 16-bit type. Each unit has a
+// plane of the patch. After the copy, floats are rounded to TF32 or split into parts of
+// bfloat16 in place.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +47,9 @@ __device__ void SplitUnit(const float (&unit)[8], uint4 (&parts)[kParts]) {
   }
 }
 
-// Copies and converts the units of a patch. A thread handles one row of one unit, of
-// every step_-th pixel. There must be at least as many threads as the units have rows,
-// and pose rows must be whole quads.
+// Copies and converts the units of a patch. A thread handles one pose row of one unit,
+// of every step_-th pixel, so that it converts what it copied itself. Requires at least
+// units * image.rows threads, and pose rows of whole quads.
 template <typename S, typename O, int kParts>
 class UnitLoader {
  public:
@@ -77,7 +78,7 @@ class UnitLoader {
                  (plane - channel * quads) * kQuad;
       if (plane >= image.planes()) place[q] = -1;
     }
-    // Floats are first copied to where the operand's parts will be, a quad to each.
+    // Two quads of floats need the room of two parts: a quad is copied to each.
     const int apart = kConverted ? part_words : 2;
     to += First(patch, image);
     for (int at = first_; at < patch.pixels; at += step_, to += Step(image)) {

@@ -1,21 +1,22 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The weight gradient of 4x4 poses with wgmma, in TF32, split TF32 or a 16-bit type, as
-// a warp-specialized kernel:
+// The weight gradient of 4x4 poses with wgmma, in TF32, split TF32 or a 16-bit type. A
+// block computes the partial sum of a tile of the gradient over its share of the output
+// rows (split-K). The kernel is warp-specialized:
 //   warps 0 to 7   two consumer warpgroups, which issue wgmma and store partial sums
 //   warps 8 to 10  transpose the input's poses in shared memory
 //   warp 11        producer, one thread: loads lines of the input and `grad` by TMA
 //
 // The rows of the product are (output channel, pose column), 64 per consumer. Its
-// columns are units of 64, (pose inner, input channel) of one tap. Its terms are the
-// pose rows of 2 neighboring output pixels in TF32, or of 4 in a 16-bit type.
+// columns are units of 64, (pose inner, input channel) of one tap. Its contraction is
+// the pose rows of 2 neighboring output pixels in TF32, or of 4 in a 16-bit type.
 //
-// wgmma needs 4 adjacent terms of a column of TF32, or 8 adjacent columns of a term of
-// a 16-bit type. So the poses of the input are transposed, once for all taps that read
-// them. The rows are loaded to registers, in which any layout will do. Exact float32 is
-// split into two parts of TF32; their three products are added in float, as tensor
-// cores truncate.
+// The input is operand B, in shared memory. For it wgmma needs 4 adjacent terms of a
+// column of TF32, or 8 adjacent columns of a term of a 16-bit type. So the poses are
+// transposed, once for all taps that read them. `grad` is operand A, in registers,
+// where any layout will do. Exact float32 is split into two parts of TF32; their three
+// products are added in float, as tensor cores truncate.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ struct WeightUnit {
   }
 };
 
-// Distances of units in shared memory, in units of 16 bytes: between products, between
-// the core matrices as MakeDescriptor takes them, and to the second part.
+// Distances in shared memory, in units of 16 bytes: from a product to the next, between
+// core matrices (`unit` and `group` of MakeDescriptor), and to the second part.
 struct UnitStrides {
   uint32_t product, unit, group, part;
 
@@ -132,7 +133,8 @@ __device__ void MultiplyPixels(const char* grad, int below,
   if constexpr (kParts > 1) sums.Accumulate();
 }
 
-// Products per unit that a consumer issues before it waits, while the other runs.
+// Products per unit that a consumer issues before it waits. Meanwhile the other
+// consumer keeps the tensor cores busy.
 template <int kUnits>
 constexpr int kWeightProducts = kUnits > 3 ? 4 : 6;
 
@@ -174,7 +176,7 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
   const uint32_t slots_at = DescriptorAddress(row_slots);
   const uint32_t slot_units = w.RowBytes() / 16;
   PipelineState newest, other;
-  int oldest = 0;
+  int oldest = 0;  // slot of the line's top input row
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     for (int n = line.first ? 0 : w.y_taps - 1; n < w.y_taps; ++n) {
       barriers.row_ready[newest.at].Wait(newest.parity);
@@ -215,7 +217,8 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
   if constexpr (W::kParts == 1) sums.Accumulate();
 }
 
-// Epilogue: stages the sums in the row slots and stores them with bulk copies.
+// Epilogue: stages the sums in the row slots, and stores them with bulk copies, one per
+// input channel of a unit.
 template <int kUnits, typename W, typename SumsOfUnits>
 __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
                            const SumsOfUnits& sums, char* row_slots, float* parts) {
@@ -262,13 +265,14 @@ __device__ void StoreUnits(const W& w, const WeightCoord& place, int group,
 }
 
 // Computes a tile of the gradient for the block's share of lines, and stores it as a
-// part of the sum. kUnits is the maximal number of units of a consumer.
+// partial sum. kUnits is the largest number of units of a consumer.
 template <typename W, int kUnits>
 __global__ void __launch_bounds__(kWeightThreads, 1)
     WeightKernel(const __grid_constant__ CUtensorMap input,
                  const __grid_constant__ CUtensorMap grad, const W w, float* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ uint4 memory[];
+  // Aligns the slots to the period of TMA's swizzle.
   char* const aligned =
       reinterpret_cast<char*>(memory) + (1024 - SharedAddress(memory) % 1024) % 1024;
   auto& barriers = *reinterpret_cast<WeightBarriers*>(aligned);

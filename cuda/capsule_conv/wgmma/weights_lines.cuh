@@ -18,13 +18,14 @@ namespace capsops::capsule_conv::wgmma {
 
 constexpr int kWeightRows = 64;      // rows per consumer warpgroup
 constexpr int kWeightChannels = 16;  // input channels per unit
-// Maximal units of a consumer. Split floats need twice the registers for sums.
+// The most units of a consumer. Split floats need twice the registers for sums.
 template <int kParts>
 constexpr int kWeightUnits = kParts > 1 ? 2 : 5;
 constexpr int kConsumerGroups = 2;
 // One more warpgroup has the transposing warps and the TMA producer.
 constexpr int kWeightThreads = 128 * (kConsumerGroups + 1);
 constexpr int kTransposeWarps = 3;
+// Registers per thread at launch, and those that setmaxnreg gives to the warpgroups.
 constexpr int kWeightRegisters = 168, kConsumerRegisters = 208, kProducerRegisters = 88;
 static_assert(kConsumerGroups * kConsumerRegisters + kProducerRegisters <=
               (kConsumerGroups + 1) * kWeightRegisters);
@@ -32,7 +33,7 @@ constexpr int kMaxSlots = 16;  // maximum slots of each pipeline
 // Bytes per pixel in shared memory: 16 poses of the input, or 64 rows of `grad`.
 template <typename S>
 constexpr int kPixelBytes = kWeightChannels * 16 * sizeof(S);
-// Output pixels per product; its terms are their pose rows.
+// Output pixels per product, whose contraction runs over their pose rows.
 template <typename S>
 constexpr int kProductPixels = 8 / sizeof(S);
 // A 16-bit unit is stored as pairs of channels.
@@ -44,8 +45,8 @@ constexpr int kUnitBytes = kWeightChannels * kSumsBytes;
 // Kernel parameters. A block computes a tile of the gradient for its share of the lines
 // (split-K). A tile is y_taps x x_taps taps by `blocks` blocks of 16 input channels, by
 // 64 rows. If `halves`, a tile has 128 rows and both consumers have the same units,
-// each for its own 64 rows; else they share the units. If kParts is 2, floats are split
-// into two parts of TF32, stored one after the other in a line's slot.
+// each for its own 64 rows; else they divide the units among them. If kParts is 2,
+// floats are split into two parts of TF32, stored one after the other in a line's slot.
 template <typename Element, int kPartsOf>
 struct WeightParams {
   using S = Element;
@@ -99,8 +100,8 @@ struct WeightCoord {
   }
 };
 
-// Iterates over a block's lines. Each line shares its input rows with the next one
-// below, except for its first row; the next line adds one row.
+// Iterates over a block's lines. Consecutive lines of a strip share all input rows but
+// one: the next line drops the top row and adds one at the bottom.
 struct LineIterator {
   int left, height, strips;
   int y, strip, image;
@@ -136,7 +137,7 @@ __device__ void LoadLines(const W& w, const WeightCoord& place,
                           WeightBarriers& barriers, char* row_slots, char* grad_slots) {
   using S = typename W::S;
   PipelineState row, other;
-  row.parity = other.parity = 1;  // Empty slots count as released.
+  row.parity = other.parity = 1;  // The first wait for each slot passes at once.
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
     const int x =
@@ -169,8 +170,10 @@ __device__ void LoadLines(const W& w, const WeightCoord& place,
 }
 
 // Transposes the float poses of a slot in place, with kTransposeWarps warps: for every
-// 8 channels, from [channel][pose row] of 16 bytes, swizzled, to [inner][channel]. If
-// floats are split, the second parts are stored `bytes` bytes after the first.
+// 8 channels, from [channel][pose row] of 16 bytes, with TMA's 128-byte swizzle, to
+// [inner][channel]. A lane has one pose in registers; the warp synchronizes between its
+// loads and its stores. If floats are split, the second parts are stored `bytes` bytes
+// after the first.
 template <int kParts>
 __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
   const int lane = threadIdx.x % 32, poses = bytes / 64;
@@ -211,9 +214,9 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, float) {
   }
 }
 
-// Same for a 16-bit type: for every 2 channels, [channel][pose row] of 8 bytes becomes
-// [pose row 0, 2, 1, 3][channel]. This exchanges the second 8 bytes with the fifth, and
-// the fourth with the seventh.
+// Version for 16-bit types: for every 2 channels, [channel][pose row] of 8 bytes
+// becomes [pose row 0, 2, 1, 3][channel]. This exchanges the second 8 bytes with the
+// fifth, and the fourth with the seventh.
 template <int kParts, typename S>
 __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
 #pragma unroll 2
@@ -230,7 +233,8 @@ __device__ void TransposePoses(char* slot, int bytes, int warp, S) {
   }
 }
 
-// Transposing warps: handle all input rows as they arrive.
+// The transposing warps' main loop: transposes each input row when it has arrived, and
+// passes it on to the consumers.
 template <typename W>
 __device__ void TransposeRows(const W& w, const WeightCoord& place,
                               WeightBarriers& barriers, char* row_slots, int warp) {

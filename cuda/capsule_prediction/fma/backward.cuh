@@ -1,7 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Backward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
+// The backward kernel of capsule prediction (method: capsule_prediction/launch.cu.cc).
+// A block computes grad_input and grad_weights of one input capsule. Each warp copies
+// its samples of grad and input through its own ring in shared memory with cp.async,
+// and keeps the weights and grad_weights of V columns per lane in registers.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -19,8 +22,9 @@ constexpr int kBackwardK = 8;         // elements of in_dim per warp
 constexpr int kPerStep = 4;           // samples per warp and step
 constexpr int kRing = 2;              // stages of kPerStep samples in shared memory
 
-// Work split of a block, which computes one input capsule: column_tiles x k_tiles warps
-// share a sample, and `groups` such sets of warps take different samples.
+// Division of a block's work: column_tiles x k_tiles warps divide the columns and
+// in_dim of a sample among them, and `groups` such sets of warps take different
+// samples.
 struct Division {
   int column_tiles, k_tiles, groups;
 };
@@ -28,7 +32,7 @@ struct Division {
 // Copies a warp's part of successive samples to shared memory: `width` elements of
 // grad, zero-padded to kColumns, and `depth` of input, zero-padded to kBackwardK. If
 // both consist of 16-byte words (kWords), the copies are asynchronous. A lane copies
-// the same words of every sample, so that a pointer costs one addition per sample.
+// the same words of every sample, so that its pointers only advance by a constant.
 template <typename S, int kColumns, bool kWords>
 class SampleLoader {
  public:
@@ -83,9 +87,9 @@ class SampleLoader {
   int64_t step_[kRounds];
 };
 
-// Computes grad_input and grad_weights of one input capsule per block. Warps work
-// independently, each on its own samples, columns and part of in_dim, except that
-// several column tiles reduce grad_input together.
+// Computes both gradients of a block's input capsule. Warps work independently, each on
+// its own samples, columns and part of in_dim, until they add up their results: column
+// tiles add grad_input every kRing steps, groups add grad_weights at the end.
 template <typename S, typename A, int V, bool kWords, int kWarps>
 __global__ void __launch_bounds__(kWarps* kLanes, kWarps == kBackwardWarps ? 3 : 1)
     BackwardKernel(Sizes z, Division d, const S* __restrict__ grad,

@@ -1,7 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward kernel of capsule prediction (method: cuda/capsule_prediction/launch.cu.cc).
+// The forward kernel of capsule prediction (method: capsule_prediction/launch.cu.cc). A
+// block computes kForwardSamples samples of one input capsule and 32 V columns. A lane
+// loads the weights of V columns to registers once; the samples are staged in shared
+// memory, and each warp takes every kForwardWarps-th of them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +16,8 @@ namespace capsops::capsule_prediction {
 constexpr int kForwardWarps = 4;
 constexpr int kForwardSamples = 32;  // samples per block
 
-// Sizes for the kernels. `vector`: rows of in_dim elements are whole 16-byte words.
+// Sizes for the kernels. `vector`: rows of in_dim elements can be accessed as 16-byte
+// words.
 struct Sizes {
   int64_t batch, in_caps, columns;
   int in_dim;
@@ -31,8 +35,7 @@ __device__ void StageSamples(const Sizes& z, const S* input, int64_t i, int64_t 
   }
 }
 
-// Computes output of kForwardSamples samples, one input capsule and 32 V columns per
-// block. A lane keeps the weights of V columns in registers.
+// Computes and stores a block's output. K is in_dim, rounded up.
 template <typename S, typename A, int K, int V>
 __global__ void __launch_bounds__(kForwardWarps* kLanes)
     ForwardKernel(Sizes z, int64_t column_tiles, const S* __restrict__ input,
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(kForwardWarps* kLanes)
   A w[V][K];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
-    // Repeats the last weights for padded columns, whose results are not stored.
+    // Padded columns repeat the last weights; their results are not stored.
     const int64_t n = min(n0 + v * kLanes + lane, z.columns - 1);
     LoadRow(weights + (i * z.columns + n) * z.in_dim, z.in_dim, z.vector, w[v]);
   }

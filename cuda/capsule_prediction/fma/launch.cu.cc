@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches of the kernels of fma/forward.cuh and fma/backward.cuh.
+// Plans and launches the kernels of fma/forward.cuh and fma/backward.cuh.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -34,11 +34,12 @@ bool Words(int64_t length, std::initializer_list<const T*> pointers) {
          std::all_of(pointers.begin(), pointers.end(), Aligned16);
 }
 
-// Returns the work split for V columns per lane; `groups` is 0 if a block has too few
+// Returns the division for V columns per lane; `groups` is 0 if a block has too few
 // warps.
 Division Divide(const Problem& p, int v) {
   const auto tiles = [](int64_t count) {
-    // Powers of two divide the warps. Anything over kMaxBackwardWarps is refused.
+    // Rounds up to a power of two, which divides the warps. More than kMaxBackwardWarps
+    // tiles are refused.
     int64_t power = 1;
     while (power < count && power <= kMaxBackwardWarps) power *= 2;
     return static_cast<int>(power);
