@@ -5,9 +5,10 @@
 // 4x4 poses costs 64 FMAs, its logit and moments another 64, and votes are never
 // stored.
 //
-// `mma` is for poses of 4x4, or 4x5 with coordinates: a thread keeps a parent's
-// statistics and sums in registers, and votes are computed on tensor cores. `general`
-// is for all other sizes, and stores the shares.
+// - `mma`: poses of 4x4, or 4x5 with coordinates, and up to 32 parents. Votes are
+//   computed on tensor cores, and a thread keeps a parent's statistics and sums in
+//   registers.
+// - `general`: everything else. Shares are stored in the workspace.
 #include "cc/launch/capsule_moments.h"
 #include "cuda/capsule_moments/paths.h"
 

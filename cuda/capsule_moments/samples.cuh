@@ -13,8 +13,8 @@
 namespace capsops::capsule_moments {
 
 // Calls run(slice, first, last) for every slice of `slice_samples` samples, and once
-// for an empty batch. `first` is the slice's first sample, and `last` whether it is the
-// last slice.
+// for an empty batch. `first` is the index of the slice's first sample, and `last`
+// tells whether the slice is the last one.
 template <typename Run>
 LaunchError ForEachSlice(const Problem& p, int64_t slice_samples, const Run& run) {
   for (int64_t first = 0;; first += slice_samples) {
@@ -26,7 +26,7 @@ LaunchError ForEachSlice(const Problem& p, int64_t slice_samples, const Run& run
   }
 }
 
-// Gradients of a parent's statistics.
+// Gradients of the parents' statistics.
 template <typename S>
 struct StatisticGradients {
   S *bias, *linear, *precision, *center;
@@ -64,8 +64,8 @@ struct Gradients {
   }
 };
 
-// Plans run(exec, part, in, out, workspace) for slices of `samples` samples, with the
-// operands and the moments of a slice.
+// Makes a plan that calls run(exec, part, in, out, workspace) for each slice of
+// `samples` samples, with the operands and the moments of that slice.
 template <typename T, typename Run, typename S = Statistic<T>>
 ForwardPlan<GpuExec, T> PlanSlices(const Problem& p, int64_t samples, int64_t bytes,
                                    const Run& run) {
@@ -83,10 +83,10 @@ ForwardPlan<GpuExec, T> PlanSlices(const Problem& p, int64_t samples, int64_t by
       });
 }
 
-// Plans run(exec, part, first, last, in, grad, moments, out, workspace) for slices,
-// where `grad` are the gradients of the moments; `first` and `last` tell whether a
-// slice is the batch's first or last. After the last, calls finish(exec, out,
-// workspace).
+// Makes a plan that calls run(exec, part, first, last, in, grad, moments, out,
+// workspace) for each slice, and at the end finish(exec, out, workspace). `grad` are
+// the gradients of the moments; `first` and `last` tell whether the slice is the
+// batch's first or last.
 template <typename T, typename Run, typename Finish, typename S = Statistic<T>>
 BackwardPlan<GpuExec, T> PlanGradientSlices(const Problem& p, int64_t samples,
                                             int64_t bytes, const Run& run,

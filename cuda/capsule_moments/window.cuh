@@ -1,7 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Operands of capsule moments, and the mapping of windows and children to capsules.
+// Operands of capsule moments, and the mapping from windows and their children to
+// capsules. Indices are flat: a position is a window [n, out_y, out_x], a capsule an
+// input capsule [n, y, x, c], a parent [position, o], and k a child [kh, kw, c] of its
+// window.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +74,7 @@ struct Moments {
   }
 };
 
-// Returns a number of a tensor, or 0 if the tensor is absent.
+// Returns tensor[at], or 0 if the tensor is absent.
 template <typename S>
 __device__ S At(const S* tensor, int64_t at) {
   return tensor == nullptr ? S{0} : tensor[at];
@@ -81,8 +84,8 @@ constexpr int64_t Capsules(const Problem& p) {
   return p.batch * p.in_height * p.in_width * p.in_channels;
 }
 
-// The first pixel of a window, which may be outside of the image. `lines` counts the
-// image rows of all samples before. Int must hold every index.
+// The first pixel of a window, which may be outside of the image. `lines` is the number
+// of image rows in the preceding samples. Int must hold every index.
 template <typename Int>
 struct Corner {
   Int lines, y, x;

@@ -16,7 +16,7 @@
 namespace capsops::capsule_routing {
 
 // `phases` beats `mma` for enough samples and many output capsules of 16 elements,
-// since `mma` needs a warp per four of these; backward, only for 8-element input
+// since `mma` needs a warp per four output capsules; backward, only for 8-element input
 // capsules and not in exact float (docs/routing.md, "Which path runs").
 static bool PhasesAreFaster(const Problem& p) {
   if (p.out_dim != 16 || p.out_caps <= 28 || p.batch <= 16) return false;

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Limits on a problem's sizes. Functions return the end of a refusal's sentence or "".
+// Limits on a problem's sizes. TooLarge() returns the end of a refusal's sentence, or
+// "" if everything fits.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace capsops::capsule_routing {
 
-// Limit of everything that the kernels count in 32 bits.
+// Limit of every size that the kernels count in 32 bits.
 constexpr int64_t kMax = int64_t{1} << 30;
 
 // Names the first number over kMax.

@@ -12,8 +12,9 @@
 
 namespace capsops {
 
-// Sets `out` to the sum of `parts` arrays of `elements` elements, in a fixed order.
-// kThreads threads share an element.
+// Sets `out` to the sum of `parts` arrays of `elements` elements, in a fixed order. A
+// block has kReduceElements elements. Each of an element's kThreads threads sums every
+// kThreads-th part, and the first adds these sums through shared memory.
 template <typename S, typename A, int kThreads>
 __global__ void __launch_bounds__(kReduceElements* kThreads)
     ReduceSplitsKernel(int64_t elements, int parts, const A* __restrict__ partial,

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Capsule moments of any size: stores shares but no votes. The batch is sliced so that
-// the shares fit in the workspace.
+// the shares fit in the workspace. A slice takes LogitKernel and SoftmaxKernel, and
+// then MomentKernel or, backward, one kernel per gradient.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -33,13 +34,13 @@ inline int64_t SampleVotes(const Problem& p) {
   return p.out_height * p.out_width * Children(p) * p.out_channels;
 }
 
-// Samples per slice, if a vote needs `bytes`.
+// Samples per slice, if each vote takes `bytes` of the workspace.
 inline int64_t SamplesPerSlice(const Problem& p, int64_t bytes) {
   const int64_t sample = std::max<int64_t>(1, SampleVotes(p) * bytes);
   return std::min(std::max<int64_t>(1, kStoredBytes / sample), p.batch);
 }
 
-// Writes the shares of all votes of `p`, and if `dq` is not null the gradients of
+// Writes the shares of all votes of `p` and, if `dq` is not null, the gradients of
 // activation * share.
 template <typename T, typename S = Statistic<T>>
 LaunchError Share(const GpuExec& exec, const char* name, const Problem& p,
@@ -82,7 +83,8 @@ SharesPlan<GpuExec, T> PlanShares(const GpuExec&, const Problem& p) {
 }
 
 // Computes the gradients of one slice `p`; `first` and `last` tell whether it is the
-// batch's first or last.
+// batch's first or last. In the workspace, `shares` and `dz` have one value per vote,
+// and `sums` carries the gradient of weights from slice to slice.
 template <typename T, typename S = Statistic<T>>
 LaunchError Differentiate(const GpuExec& exec, const Problem& p, bool first, bool last,
                           const Operands<T>& in, const Moments<const S>& grad,

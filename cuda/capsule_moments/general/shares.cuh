@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Kernels for problems of any size that compute the shares and the gradients of the
-// logits: one number per vote [position, k, o], 0 for children outside of the image.
+// logits: one value per vote [position, k, o], 0 for children outside of the image.
+// A thread handles one vote, or a warp one softmax or capsule, in a grid-stride loop.
+// Operands are read from global memory; nothing is staged.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,7 @@ __device__ inline int64_t ItemStep() { return int64_t{gridDim.x} * blockDim.x; }
 __device__ inline float Exp(float x) { return expf(x); }
 __device__ inline double Exp(double x) { return exp(x); }
 
-// Returns one number of a vote from a row of the pose and a column of the weights.
+// Returns one element of a vote, given a row of the pose and a column of the weights.
 template <typename S, typename N>
 __device__ S Vote(const Problem& p, const N* pose, const N* weights) {
   S vote = 0;
@@ -38,8 +40,8 @@ __device__ Statistic<T> Activation(const Operands<T>& in, int64_t capsule) {
   return Widen(in.activations[capsule]);
 }
 
-// Computes the logits, one vote per thread, and if `dq` is not null the gradients dq of
-// activation * share.
+// Computes the logits and, if `dq` is not null, the gradients of activation * share.
+// One thread per vote.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {
@@ -72,8 +74,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Calls visit(row), uniformly in the warp, for each row [position, k] of a softmax's
-// set. A set is one row for kParents, and all rows of one capsule for kAll.
+// A set is the votes that one softmax normalizes: a row [position, k] of `out_channels`
+// votes, or for kAll all rows of one capsule. Calls visit(row) for each row of a set;
+// all lanes of a warp visit the same rows.
 template <typename Visit>
 __device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
   const int64_t children = Children(p);
@@ -85,7 +88,6 @@ __device__ void VisitSet(const Problem& p, int64_t set, const Visit& visit) {
   }
 }
 
-// Returns the number of sets.
 constexpr int64_t Sets(const Problem& p) {
   return p.normalize == kAll ? Capsules(p) : NumWindows(p) * Children(p);
 }

@@ -1,10 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels for votes of any size that sum over votes, from the shares and logit
-// gradients dz that the kernels of shares.cuh have written. A thread computes one
-// number of a result, or one slice of its sum; slices are added in order, so results
-// are deterministic.
+// Kernels for votes of any size that sum over votes, given the shares and the logit
+// gradients dz from shares.cuh. A thread computes one element of a result, or one slice
+// of its sum, and recomputes the votes from operands in global memory. Slices are added
+// in order through shared memory, so results are deterministic.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,9 @@ namespace capsops::capsule_moments::general {
 
 constexpr int kSlices = 16;  // slices per sum, one per warp
 
-// Calls store(i, sum) for each of `count` numbers with the sum of slice(i, s) over s <
-// kSlices. Blocks have kLanes * kSlices threads.
+// Calls store(i, sum) for each i < `count`, with the sum of slice(i, s) over s <
+// kSlices. Warp s computes slice s, for kLanes consecutive i. Blocks have kLanes *
+// kSlices threads.
 template <typename S, typename Slice, typename Store>
 __device__ void SumSlices(int64_t count, const Slice& slice, const Store& store) {
   __shared__ S sums[kSlices][kLanes];
@@ -36,8 +37,8 @@ __device__ void SumSlices(int64_t count, const Slice& slice, const Store& store)
   }
 }
 
-// Calls visit(capsule, k, u, vote) for each child of the parent's window, where u and
-// vote are number `h` of the child's vote, or 0 for votes without numbers.
+// Calls visit(capsule, k, u, vote) for each existing child of the parent's window, with
+// element `h` of the child's vote and u = vote - center. Both are 0 if votes are empty.
 template <typename T, typename Visit, typename S = Statistic<T>>
 __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t parent,
                            int64_t h, const Visit& visit) {
@@ -64,14 +65,14 @@ __device__ void VisitVotes(const Problem& p, const Operands<T>& in, int64_t pare
   }
 }
 
-// Returns the number of threads: one per number of each parent's vote, and at least one
-// per parent.
+// Returns the number of threads: one per element of a vote for each parent, and at
+// least one per parent.
 constexpr int64_t ParentNumbers(const Problem& p) {
   const int64_t size = VoteSize(p);
   return NumWindows(p) * p.out_channels * (size > 0 ? size : 1);
 }
 
-// Computes the moments, one thread per number.
+// Computes the moments, one thread per element of a parent's moments.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     MomentKernel(Problem p, Operands<T> in, const S* shares, Moments<S> out) {
@@ -95,8 +96,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Computes the gradients of the statistics, one thread per number. `grad` are the
-// gradients of the moments.
+// Computes the gradients of the statistics, one thread per element of a parent's
+// statistics. `grad` are the gradients of the moments.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kThreads)
     StatisticKernel(Problem p, Operands<T> in, Moments<const S> grad,
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Returns the gradient of one number of a vote; `at` is its index in the parents'
+// Returns the gradient of one element of a vote; `at` is its index in the parents'
 // tensors, and `q` is activation * share.
 template <typename T, typename S = Statistic<T>>
 __device__ S VoteGradient(const Operands<T>& in, const Moments<const S>& grad,
@@ -145,13 +146,13 @@ __global__ void __launch_bounds__(kLanes* kSlices)
   const int64_t children = Children(p);
   const auto slice = [&](int64_t i, int first) {
     S sum = 0;
-    if (columns == 0) return sum;  // votes without numbers
+    if (columns == 0) return sum;  // votes are empty
     Digits<int64_t> d(i);
     const int64_t q = d.Next(inner), row = d.Next(p.pose_rows), capsule = d.rest;
     const auto* pose = in.poses + i - q;
     const S activation = Activation(in, capsule);
     VisitWindows(p, capsule, [&](int64_t position, int64_t k) {
-      // Each slice takes every kSlices-th number r of the votes for all parents o.
+      // Each slice takes every kSlices-th pair of a parent o and a column r of votes.
       int64_t o = first / columns, r = first - o * columns;
       while (o < outs) {
         const int64_t vote_at = (position * children + k) * outs + o;
@@ -170,8 +171,8 @@ __global__ void __launch_bounds__(kLanes* kSlices)
                [&](int64_t i, S sum) { Narrow(sum, grad_poses + i); });
 }
 
-// Computes the gradients of weights. Unless this is the first slice of the batch, adds
-// to `sums`; the last slice writes `grad_weights`.
+// Computes the gradients of weights. `sums` carries them from one slice of the batch to
+// the next; the last slice writes `grad_weights`.
 template <typename T, typename S = Statistic<T>>
 __global__ void __launch_bounds__(kLanes* kSlices)
     WeightKernel(Problem p, Operands<T> in, Moments<const S> grad, const S* shares,

@@ -2,7 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Plans and launches the gradients of the moments of 4x4 or 4x5 poses and up to 32
-// parents, by mma.
+// parents, by mma. A slice of the batch takes three kernels:
+//   1. PassKernel: gradients of statistics, and of each row's pose and activation.
+//   2. WeightKernel: partial gradients of weights and prior.
+//   3. CapsuleKernel: sums of the rows' gradients for each capsule.
+// If softmaxes span several windows, Merge() computes them first. ReduceSplits adds the
+// partial gradients after the last slice.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -39,7 +44,8 @@ struct TileSize {
   }
 };
 
-// Returns how many blocks share the positions of a tile. Each writes partial sums.
+// Returns how many blocks share the windows of a tile of children. Each block writes
+// partial sums.
 inline int CountParts(const Problem& p, const GpuExec& exec) {
   const int64_t tiles = CeilDivide(Children(p), TileSize(p, exec).children);
   return static_cast<int>(std::clamp<int64_t>(exec.device.processors / tiles, 1,
@@ -61,7 +67,7 @@ LaunchError LaunchWeights(const GpuExec& exec, const Inputs& in, const Gradient&
   return WithTile(in.p, exec, run);
 }
 
-// Computes the gradients of one slice, for weights and prior as partial sums.
+// Computes the gradients of one slice; those of weights and prior as partial sums.
 template <bool kSplit, typename T>
 LaunchError Differentiate(const GpuExec& exec, Inputs in, const Gradient& grad,
                           const Moments<const float>& moments, const Gradients<T>& to,

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// PassKernel's work split, outputs and stages in shared memory.
+// PassKernel's work split, and its stages in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr int kChunk = 8;  // children per stage
 // Work split: windows and children are divided into units (group, chunk).
 struct Division {
   Image image;
-  int lanes_log2;  // log2 of the padded number of parents: 8, 16 or 32
+  int lanes_log2;  // log2 of lanes(), the parents padded to 8, 16 or 32
   int positions;
   int children;
   int outs;
@@ -27,7 +27,8 @@ struct Division {
   __host__ __device__ int windows_log2() const { return 8 - lanes_log2; }
   __host__ __device__ int windows() const { return kThreads >> lanes_log2; }
   __host__ __device__ int Units() const { return groups * chunks; }
-  // Slots for partial sums. A block with a part of a group uses slot block + group.
+  // Slots for partial sums. A block with a part of a group uses slot block + group,
+  // which is unique: the next part has a later block or a later group.
   __host__ __device__ int Slots() const { return blocks + groups; }
   // First unit of a block, and the block that has a given unit.
   __host__ __device__ int First(int block) const {
@@ -44,7 +45,7 @@ struct Division {
 };
 static_assert(kThreads == 1 << 8, "windows_log2");
 
-// A thread's window in the group, and its parent.
+// A thread's window in the group, and its parent. A warp has 8 windows x 4 parents.
 struct ThreadCoord {
   int window, parent;
   __device__ explicit ThreadCoord(const Division& d) {
@@ -66,9 +67,9 @@ struct StageView {
         poses(weights + kChunk * d.outs * Q * kSide),
         state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
 };
-// Sizes in floats of a stage, of one number per vote of a chunk, and of the pose
-// gradients of all warps' rows. A row of votes is padded by four words, which avoids
-// bank conflicts whether a thread has one parent or eight.
+// Sizes in floats of a stage, of one value per vote of a chunk, and of all warps' pose
+// gradients. A row of votes is padded by four words, which avoids bank conflicts
+// whether a thread has one parent (PassKernel) or eight (ShareChunk).
 template <int Q>
 __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * Q * kSide + d.windows() * (Q * kSide + 4));
@@ -81,7 +82,7 @@ constexpr int kRow = kSide * Q;
 template <int Q>
 constexpr int kRowsSize = kWarps * kChunk * kEight * kRow<Q>;
 
-// Size of shared memory in floats.
+// Size of PassKernel's shared memory in floats: stages, votes and pose gradients.
 template <bool kGradient, int Q>
 int SharedSize(const Division& d) {
   return 2 * StageSize<Q>(d) +

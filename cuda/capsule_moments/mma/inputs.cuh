@@ -15,8 +15,8 @@ namespace capsops::capsule_moments::mma {
 
 constexpr int kThreads = 256;
 constexpr int kSide = 4;              // rows of poses, and columns of weights
-constexpr int kSize = kSide * kSide;  // numbers of a vote
-// Sums of a thread: one scalar, and two for each number of a vote.
+constexpr int kSize = kSide * kSide;  // elements of a vote
+// Sums of a thread: one scalar, and two for each element of a vote.
 constexpr int kSums = 1 + 2 * kSize;
 
 enum class Element { kFloat, kHalf, kBfloat16 };
@@ -78,7 +78,7 @@ struct Results {
   bool gradients;
   float *mass, *first, *second;
   float *bias, *linear, *precision, *center;  // set if `gradients`
-  const float *given_mass, *given_first;      // moments that `center` reads
+  const float *given_mass, *given_first;      // moments, which `center` depends on
   float2* scales;      // {max, scale} of the logits of each row [position, k]
   float* dots;         // sum of share dr over each row
   RowState* state;     // state per row
@@ -95,8 +95,8 @@ struct WeightSums {
   bool overwrite;
 };
 
-// Computes four numbers, from `h` on, of a parent's results from its sums, and stores
-// them; with h = 0 also the scalar result. `gradients` is out.gradients.
+// Computes and stores elements h to h + 3 of a parent's results, given its sums; with
+// h = 0 also the scalar result. `gradients` is out.gradients.
 __device__ inline void Finish(const Inputs& in, const Gradient& grad,
                               const Results& out, bool gradients, int64_t parent, int h,
                               float sum, const float (&first)[4],
@@ -153,7 +153,7 @@ __device__ void StoreWords(const float (&from)[N], float* to) {
   }
 }
 
-// Loads and stores a row of a pose. Only rows of four numbers are aligned to 16 bytes.
+// Load and store a row of a pose. Only rows of four elements are aligned to 16 bytes.
 template <int Q>
 __device__ void LoadRow(const float* from, float (&to)[Q]) {
   if constexpr (Q == 4) {

@@ -7,7 +7,9 @@
 //   1. It computes the votes and from them the logits.
 //   2. It replaces logits with shares, in shared memory.
 //   3. It computes the votes again and adds them to the sums.
-// Votes are computed on tensor cores, which is cheaper than storing them. If a share
+// Weights and poses of a chunk are copied asynchronously to one of two stages in shared
+// memory, while the other is in use, and loaded from there as operands. Votes are
+// computed on tensor cores, which is cheaper than storing them. If a share
 // depends on its own logit alone (kDirect), because its softmax is known or there is
 // none, a thread does all three steps at once for a vote, and stores no logits.
 //
@@ -25,19 +27,21 @@
 
 namespace capsops::capsule_moments::mma {
 
-// Offset of number (row, q) of window g's pose gradient, in a warp's buffer for one
-// child. Rows of four numbers are swizzled to avoid bank conflicts.
+// Offset of element (row, q) of the pose gradient of a warp's window g, in the warp's
+// buffer for one child. With Q = 4 windows are 16 words apart, so that only two would
+// use different banks; the swizzle spreads the others.
 template <int Q>
 __device__ int RowAt(int g, int row, int q) {
   return g * kRow<Q> + (Q == 4 ? row ^ (g / 2 % kSide) : row) * (kRow<Q> / kSide) + q;
 }
 
-// Adds the pose gradients `rows` of a chunk over the warps of each window, and writes
-// them. If kDirect, also writes each row's state and the gradient of its activation:
-// `dqs`, [warp][child][window of the warp], are the warps' sums of share dq. If kEqual,
-// `dqs` lack the factor share, and `rows` the factor activation * share. If `linear`,
-// `dqs` also lack <grad_first, u>; its sum over parents is computed here, as the inner
-// product of the pose and its gradient.
+// Sums the pose gradients `rows` of a chunk over the warps of each window, which have
+// four parents each, and writes them. If kDirect, also writes each row's state and the
+// gradient of its activation, from `dqs`, the warps' sums of share dq as [warp][child]
+// [window of the warp]. Completes them first:
+//   - If kEqual, `dqs` lack the factor share, and `rows` the factor activation * share.
+//   - If `linear`, `dqs` lack <grad_first, u>. The sum of this term over parents is the
+//     inner product of the pose and its gradient.
 template <bool kDirect, bool kEqual, bool kSplit, int Q>
 __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
                         const StageView<Q>& stage, const float* dqs, bool linear,
@@ -88,10 +92,14 @@ __device__ void SumRows(const Division& d, int group, int k0, const float* rows,
   }
 }
 
-// Computes the moments, or if kGradient the gradients of statistics, poses and
-// activations and each row's state, or with out.scales only the rows' softmaxes (see
-// Results), for this block's units. kSecond: second moments take part; kLogit: see
-// statistics.cuh; kDirect: for rules other than kSoftmax.
+// Computes for this block's units
+//   - with out.scales: only the rows' softmaxes (see Results);
+//   - else if kGradient: the gradients of statistics, poses and activations, and each
+//     row's state;
+//   - else: the moments.
+// kSecond: second moments take part; kLogit: see statistics.cuh; kDirect: for rules
+// other than kSoftmax. Gradients and complete logits get one block per multiprocessor,
+// and so up to 255 registers per thread instead of 128.
 template <bool kGradient, bool kSecond, int kLogit, int Q, bool kSplit, bool kDirect>
 __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     PassKernel(Inputs in, Division d, Gradient grad, Results out) {
@@ -99,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   GridDependencySynchronize();
   extern __shared__ float4 shared[];
   constexpr bool kEqual = kLogit == 0;
-  // With Q = 4, one product of eight columns does two children of four columns each.
+  // With Q = 4, a product's eight columns are the pose gradients of two children.
   constexpr int kPair = Q == kFour ? 2 : 1;
   float* const memory = reinterpret_cast<float*>(shared);
   using Terms = VoteTerms<kGradient>;
@@ -127,10 +135,11 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   // If kDirect, the votes' memory holds the sums of share dq.
   float* const dqs = reinterpret_cast<float*>(votes);
   float* const my_dqs = dqs + threadIdx.x / kLanes * kChunk * kEight + g;
+  // Whether vote gradients do not depend on the votes, which are then not computed.
   const bool linear = kEqual && !kSecond && in.center == nullptr;
-  // Logit of a parent that does not exist.
+  // Logit of padding after the last parent.
   const float none = in.rule == Rule::kLogit ? 0 : -INFINITY;
-  // Whether a thread computes the shares of its own votes, which differ by parent.
+  // Whether each thread computes the shares of its own votes, which differ by parent.
   constexpr bool kOwnShares = kDirect && !kEqual;
 
   const int begin = d.First(blockIdx.x), end = d.First(blockIdx.x + 1);
@@ -154,10 +163,12 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
     }
     ChildIterator<kEqual> source(in, d, group, chunk0);
     bool exist = true;  // whether all children that this thread staged exist
+    // The first iteration only starts the copies of chunk0.
     for (int chunk = chunk0 - 1; chunk < chunk1; ++chunk) {
       const int buffer = (chunk - chunk0) & 1, k0 = chunk * kChunk;
       const StageView<Q> stage(d, memory + buffer * StageSize<Q>(d));
       if (chunk >= chunk0) WaitForStage<kSplit, Q>(in, d, chunk, stage);
+      // The barrier also ends all reads of the stage that is filled next.
       const bool whole = __syncthreads_and(exist);
       if (chunk + 1 < chunk1) {
         const StageView<Q> next(d, memory + (1 - buffer) * StageSize<Q>(d));
@@ -196,6 +207,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         }
         __syncthreads();
         if constexpr (kGradient) {
+          // The preceding chunk, whose `rows` are complete since the last barrier.
           if (sums && chunk > chunk0)
             SumRows<false, false, kSplit>(d, group, k0 - kChunk, rows, stage, nullptr,
                                           false, out);

@@ -24,8 +24,8 @@ namespace capsops::capsule_moments::mma {
 LaunchError FinishPass(const GpuExec& exec, const char* name, const Inputs& in,
                        const Division& d, const Gradient& grad, const Results& out);
 
-// Merges {max, scale} of each capsule's rows, and unless `row_dots` is null the sums of
-// share dr, which each row has computed with its own shares.
+// Merges {max, scale} of each capsule's rows and, unless `row_dots` is null, the rows'
+// sums of share dr, in which each row has used the shares of its own softmax.
 LaunchError MergeRows(const GpuExec& exec, const char* name, const Problem& p,
                       const float2* row_scales, const float* row_dots, float2* scales,
                       float* dots);
@@ -70,8 +70,8 @@ Division Divide(const Problem& p, const GpuExec& exec) {
 
 constexpr char kTooLittleShared[] = "a block has too little shared memory";
 
-// Returns why the passes cannot do a problem, as the end of a refusal's sentence, or
-// "".
+// Returns why the passes cannot handle a problem, as the end of a refusal's sentence,
+// or "".
 template <typename T, bool kGradient>
 std::string Refusal(const Problem& p, const GpuExec& exec) {
   if (std::is_same_v<T, double>) return "T is double";
@@ -98,15 +98,15 @@ std::string Refusal(const Problem& p, const GpuExec& exec) {
   return bytes > exec.device.shared ? kTooLittleShared : "";
 }
 
-// Offsets of a plan's buffers, which hold one slice of the batch at a time.
+// Offsets of a plan's buffers in bytes. They hold one slice of the batch at a time.
 struct Workspace {
-  int64_t samples;  // samples of a slice
+  int64_t samples;  // samples per slice
   int64_t row_scales, row_dots, scales, dots, partial;
   int64_t state, activations, poses, weights, prior;
-  int parts;  // partial sums of the gradients of weights and prior
+  int parts;  // number of partial sums of the gradients of weights and prior
   int64_t size = 0;
 
-  // Returns the offset of a new buffer.
+  // Allocates a buffer, and returns its offset.
   int64_t Take(int64_t bytes) {
     const int64_t at = size;
     size += RoundUp(bytes, 64);
@@ -118,8 +118,9 @@ struct Workspace {
   }
 };
 
-// Limit of the workspace for rows, unless one sample needs more. It keeps the whole
-// workspace under 32 MiB, above which TensorFlow may allocate 64.
+// Limit in bytes of the buffers that have an entry per row, unless one sample needs
+// more. It keeps the whole workspace under 32 MiB, above which TensorFlow may allocate
+// 64.
 constexpr int64_t kRowBytes = int64_t{19} << 20;
 
 // Lays out the workspace. `count_parts(slice)` returns the number of partial sums of
@@ -189,6 +190,8 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
+  // FinishKernel has no work if no group is split between blocks, or if only `center`
+  // has a gradient, which PassKernel writes itself.
   const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
   const bool finished = whole || (kGradient && !HasLogits(p) && p.normalize != kNone);
   if (!error.empty() || !sums || finished) return error;

@@ -12,7 +12,7 @@
 namespace capsops::capsule_moments::mma {
 
 // Adds the partial sums of each group that several blocks share. Block (x, y) computes
-// four numbers, from 4 y on, of each result of group x's parents.
+// elements 4 y to 4 y + 3 of the results of group x, one parent of a window per thread.
 __global__ void __launch_bounds__(kThreads)
     FinishKernel(Inputs in, Division d, Gradient grad, Results out) {
   TriggerDependentLaunch();
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kThreads)
   if (row_dots != nullptr) dots[i] = dot / sum;
 }
 
-// Adds the gradients of capsules over their rows. A block has the capsules of one
-// pixel, which the same windows see, and a thread sums one row of a pose.
+// Sums the gradients of poses and activations over each capsule's rows. A block has the
+// capsules of one pixel, which the same windows see, and a thread one row of a pose.
 template <int Q, typename N>
 __global__ void __launch_bounds__(kThreads)
     CapsuleKernel(Problem p, const float* poses, const float* activations,

@@ -23,8 +23,9 @@ __device__ inline float SumOverRow(float sum, int threads) {
   return OverRow(sum, threads, [](float a, float b) { return a + b; });
 }
 
-// Replaces eight logits with `factor` times their shares, which are 0 or NaN without a
-// child and 0 without a parent, and sets the row's `maximum` and `scale`.
+// Replaces this thread's eight logits with `factor` times their shares, and sets the
+// row's `maximum` and `scale`. Shares of padding parents are 0, and those of a missing
+// child 0 or NaN.
 __device__ inline void MakeShares(int threads, float factor, float (&z)[kEight],
                                   RowState* child) {
   float maximum = fmaxf(fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3])),
@@ -43,8 +44,8 @@ __device__ inline void MakeShares(int threads, float factor, float (&z)[kEight],
 }
 
 // Replaces logits with activation * share. If kGradient, also replaces the gradients of
-// these with the gradients of the logits, and writes the row's state. With out.scales
-// it only writes the row's softmax (see Results).
+// activation * share with those of the logits, and writes the row's state. With
+// out.scales, only writes the row's softmax (see Results).
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
                            const RowState* all_states, VoteTerms<kGradient>* votes,

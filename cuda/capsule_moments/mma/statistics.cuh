@@ -10,7 +10,7 @@
 
 namespace capsops::capsule_moments::mma {
 
-// Pointers to one parent's numbers; null where a tensor is absent.
+// Pointers to one parent's statistics and moment gradients; null if absent.
 struct ParentAt {
   const float *center, *linear, *precision, *first_grad, *second_grad;
 
@@ -33,7 +33,7 @@ constexpr float kDebias = kSplit ? 1 : 1 + 0.71f * 0x1p-11f;
 
 // The statistics of a thread's parent. kLogit is 0 without logits, when all shares of a
 // child are equal, 1 for logits without `linear` and prior, and 2 for complete logits.
-// kOnce: the caller uses Differentiate().
+// kOnce: gradients come from Differentiate(), not from Sum() and MomentGradient().
 template <bool kGradient, bool kSecond, int kLogit, bool kSplit, bool kOnce>
 struct Statistics {
   float minus_center[kSize], precision[kSize], linear[kSize];
@@ -85,7 +85,7 @@ struct Statistics {
     }
   }
 
-  // Returns the gradient of number h of a vote through the moments, without the factor
+  // Returns the gradient of element h of a vote through the moments, without the factor
   // activation * share.
   __device__ float MomentGradient(int h, float u) const {
     if constexpr (kSecond) return first_grad[h] + second_grad[h] * u;
@@ -131,6 +131,7 @@ struct Statistics {
     const float debiased = kDebias<kSplit> * dz;
 #pragma unroll
     for (int h = 0; h < kSize; ++h) {
+      // q (first_grad + 2 second_grad u) = 2 q gradient - q first_grad.
       float rest = debiased * weighted[h];
       if constexpr (kSecond) rest += q * first_grad[h];
       gradient[h] = (kSecond ? 2 * q : q) * gradient[h] - rest;

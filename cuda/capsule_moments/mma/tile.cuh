@@ -2,10 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Products and copies of the mma kernels. A warp computes the votes of 32 pairs of a
-// window and a parent, one whole vote per thread, as four products of 16 x Q and Q x 8
-// matrices: the thread's group of four (g) selects rows of one operand, and its number
-// in the group (t) columns of the other. Everything in shared memory is float; 16-bit
-// elements are widened when they are copied there.
+// window and a parent as four products of 16 x Q and Q x 8 matrices. The 16 rows are
+// two rows of each of eight left matrices, and the 8 columns two columns of each of
+// four right matrices. So lane 4 g + t gets the whole vote of left matrix g and right
+// matrix t. Everything in shared memory is float; 16-bit elements are widened when they
+// are copied there.
 //
 // With kSplit the kernels are as exact as float: each operand is split into two TF32
 // numbers, which takes three products, and products are added to sums in float, because
@@ -26,7 +27,7 @@ namespace capsops::capsule_moments::mma {
 constexpr int kWarps = kThreads / kLanes;
 constexpr int kEight = 8, kFour = 4;  // a warp's 32 pairs are 8 x 4
 
-// Loads 16 numbers of a parent's tensor times `factor`. Absent tensors load as zeros;
+// Loads the 16 elements of one parent times `factor`. Absent tensors load as zeros;
 // kPresent skips that check.
 template <bool kPresent>
 __device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) {
@@ -41,7 +42,7 @@ __device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) 
 }
 
 // Starts the copy of kCount elements to words of shared memory kStep apart. 16-bit
-// elements are widened and stored at once.
+// elements are widened in registers, and so copied synchronously.
 template <int kCount, int kStep>
 __device__ void Stage(const float* from, float* to) {
   constexpr int kWide = kCount % 4 == 0 && kStep == 1 ? 4 : 1;
@@ -133,7 +134,8 @@ __device__ void PreparePoseRow(int row, float* pose) {
 template <bool kSplit, int N>
 using OperandOf = Operand<N, kSplit ? Tf32::kSplit : Tf32::kExact>;
 
-// c += a0 b0 + a1 b1, for contractions over four or eight numbers.
+// c += a0 b0 + a1 b1, for contractions over four elements, as one product over eight,
+// or over eight elements.
 __device__ inline void MultiplyTwo(const uint32_t (&a0)[2], const uint32_t (&b0)[1],
                                    const uint32_t (&a1)[2], const uint32_t (&b1)[1],
                                    float (&c)[4]) {
@@ -164,7 +166,8 @@ __device__ inline void MultiplyTo(const uint32_t (&a)[4], const uint32_t (&b)[2]
         "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-// Index in a vote of element (row, column) of the products' tiles.
+// Index in a vote of the product of columns `row` of the left matrix and `column` of
+// the right one.
 template <bool kTransposed>
 constexpr int Place(int row, int column) {
   return kTransposed ? column * kSide + row : row * kSide + column;
@@ -172,9 +175,8 @@ constexpr int Place(int row, int column) {
 
 // Computes a thread's vote - center. The operands, truncated to TF32 unless kSplit, are
 // Q x 4 matrices in shared memory; columns of the left one become rows of the vote, or
-// columns if kTransposed. With g the thread's group of four in the warp and t its
-// number in the group, `left` points to row t of left matrix g (of 8), and `right` to
-// row t, column 2 (g % 2), of right matrix g / 2 (of 4).
+// columns if kTransposed. In lane 4 g + t, `left` points to row t of left matrix g, and
+// `right` to row t, column 2 (g % 2), of right matrix g / 2.
 template <bool kTransposed, bool kSplit, int Q>
 __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {

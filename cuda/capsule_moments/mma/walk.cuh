@@ -81,8 +81,8 @@ struct Child {
   }
 };
 
-// The first pixel of a window, which may be outside of the image. `lines` counts the
-// image rows of all samples before.
+// The first pixel of a window, which may be outside of the image. `lines` is the number
+// of image rows in the preceding samples.
 struct Corner {
   int lines, y, x;
 

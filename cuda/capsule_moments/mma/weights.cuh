@@ -4,8 +4,10 @@
 // Gradients of weights and prior. A warp has eight parents and four windows, and a
 // thread one pair of these for several children. The children's gradients stay in
 // registers while the warp loops over windows, and a parent's statistics are loaded
-// once for several votes. PassKernel has written the state of each row [position, k],
-// so that the softmax needs no reduction here.
+// once for several votes. Shared memory holds the weights of the block's children, and
+// two stages of four windows' poses, states and statistics, which are copied
+// asynchronously. PassKernel has written the state of each row [position, k], so that
+// the softmax needs no reduction here.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +23,20 @@ struct Tile {
   // alone take half of these registers, and one if shared memory is small.
   static constexpr int kWarps = kSmall ? 4 : kLogit == 2 ? 8 : 12;
   static constexpr int kThreads = kWarps * kLanes;
-  // With Q = 4, one product of eight columns does two children of four columns each.
+  // With Q = 4, a product's eight columns are the weight gradients of two children.
   static constexpr int kPair = Q == kFour ? 2 : 1;
   static constexpr int kOwn = (kSmall ? 2 : 4) * kPair;  // children per warp
   // Number of staged tensors of a parent, and the stride between parents, which also
-  // has the bias and the mass gradient. The strides between parents and between windows
-  // avoid bank conflicts among eight threads.
+  // has the bias and the mass gradient. It is 4 modulo 16 words, and the stride between
+  // windows 8 modulo 32, so that two parents x four windows load 16 bytes each without
+  // bank conflicts.
   static constexpr int kTensors = 2 + kSecond + kLogit;
   static constexpr int kParentStep = kTensors * kSize + 4;
-  // Stride of [kOwn][Q][4], padded to avoid bank conflicts.
+  // Stride of [kOwn][Q][4]. It is 16 modulo 32 words, so that four rows of two parents
+  // are in different banks, except with kSmall and Q = 5.
   static constexpr int kWeightsStep = kOwn * Q * kSide + (kOwn * Q % 8 == 4 ? 0 : 16);
 
-  float* weights;   // [teams' children][outs][kWeightsStep], loaded once
+  float* weights;   // [children / kOwn][outs][kWeightsStep], loaded once
   float* parents;   // [2][kFour][WindowStep]
   float* poses;     // [2][children][kFour][Q][4]
   RowState* state;  // [2][children][kFour]
@@ -105,6 +109,7 @@ __device__ void FillParents(const Inputs& in, const Division& d, const Gradient&
   if constexpr (kLogit > 0) start_copy(in.precision, 2 + kSecond);
   if constexpr (kLogit > 1) start_copy(in.linear, 3 + kSecond);
   if constexpr (kLogit == 0) return;
+  // The first two of the four threads of a parent copy its bias and its mass gradient.
   const float* const one = threadIdx.x % kFour == 0 ? in.bias : grad.mass;
   if (threadIdx.x % kFour > 1 || one == nullptr) return;
 #pragma unroll
@@ -244,6 +249,7 @@ __global__ void __launch_bounds__((Tile<kSecond, kLogit, Q, kSmall>::kThreads), 
   const int parent_at = t * TileOf::WindowStep(d) + parent * TileOf::kParentStep;
   Pixel pixel(d.image, begin + static_cast<int>(threadIdx.x) / kSide % kFour);
   int buffer = 1;
+  // The first iteration only starts the copies of the first four windows.
   for (int first = begin - kFour; first < end; first += kFour, buffer = 1 - buffer) {
     const float* const poses = tile.Poses(d, buffer);
     if (first >= begin)

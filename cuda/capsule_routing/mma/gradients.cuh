@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The last backward pass of capsule routing on tensor cores: computes the gradients of
-// input, weights and logits from V and ds of every iteration.
+// input, weights and logits from V and ds of every iteration. A team of warps has one
+// or two input capsules and all samples, so that gradients of weights and logits
+// accumulate in registers; each warp has four output capsules.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -13,14 +15,15 @@
 namespace capsops::capsule_routing::mma {
 
 // For each tile of samples a team computes the predictions and all their inner
-// products, then the softmaxes, one thread per row, and then, element by element,
+// products, then the softmaxes, and then, element by element,
 //   du_hat = sum_r (c_r ds_r + db_r V_r),
 // which is the left operand of two products: du_hat times weights is grad_input, and
 // du_hat transposed times input is grad_weights. `vectors` are V and ds, alternating,
 // of kIterations iterations. With kAdd, the results are added to the gradients.
 // Without, the first V is zero and omitted: c_1 is the same for all samples, and the
-// sum of db_1 over samples follows from the summed inner products. The vectors and
-// input of a tile are staged in shared memory, double-buffered if `stages` is 2.
+// sum of db_1 over samples follows from the summed inner products. Weights stay in
+// shared memory. The vectors and input of a tile are staged there, double-buffered if
+// `stages` is 2.
 template <typename S, int D, int K, Tf32 kTf32, bool kAdd>
 __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
     GradientsKernel(Sizes z, int teams, int stages, int iterations,
@@ -350,7 +353,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       for (int g = 0; g < z.groups; ++g) {
         Add(exchange[(g * (kCaps * KS) + e) * kLanes + place.lane], &total);
       }
-      // Product e has the e-th 8 elements of the team's input capsules.
+      // Product e has elements 8 e to 8 e + 7 of the team's input capsules.
       S* const to = grad_row + tile * kTileSamples * input_row + e * kStepK;
       if (tile * kTileSamples + place.g < z.batch) AddPair(total.x, total.y, kAdd, to);
       if (tile * kTileSamples + place.g + 8 < z.batch) {

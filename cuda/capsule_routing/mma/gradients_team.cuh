@@ -20,7 +20,7 @@ struct GradientsShared {
   static constexpr int M = D / 2, KS = K / kStepK;
   static constexpr int kCaps = 2 / KS;
   static constexpr int kWeights = 4 * D * kStepK;  // weights per product
-  static constexpr int kPad = 32 / sizeof(S);      // avoids bank conflicts
+  static constexpr int kPad = 32 / sizeof(S);      // spreads samples over the banks
 
   int groups, teams, vectors;  // groups of 4 output capsules, teams, staged vectors
 
@@ -54,7 +54,8 @@ __device__ inline int WeightPlace(int k, int j, int d) {
   return d * 32 + ((j * kStepK + k) ^ ((d & 1) * 16));
 }
 
-// Transposes an 8 x 8 matrix, of which a lane has row g, columns 2t and 2t + 1.
+// Transposes an 8 x 8 matrix, of which a lane has row g, columns 2t and 2t + 1. The
+// high and low halves of the floats move separately, since movmatrix moves 16 bits.
 __device__ inline float2 Transpose(float x, float y) {
   const auto move = [](uint32_t halves) {
     uint32_t moved;

@@ -1,7 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and launches of the tensor-core kernels of capsule routing.
+// Plans and launches of the tensor-core kernels of capsule routing:
+//   forward       FirstPassKernel, then PassKernel in each further iteration, and
+//                 FinishKernel after each of these;
+//   backward      PrepareKernel; from the last iteration to the second, PassKernel and
+//                 FinishBackwardKernel; then GradientsKernel for three iterations each;
+//   coefficients  PrepareKernel and PassKernel.
 #include "cuda/common/launch.cuh"
 
 #include <algorithm>
@@ -63,8 +68,8 @@ struct Tiling {
   }
 
   // Chooses teams of this many tiles and parts if their blocks take at most `least`
-  // steps, which it lowers. A step is one input capsule; kBegin steps account for a
-  // block's start.
+  // steps, and then lowers `least`. A step is one input capsule; kBegin steps account
+  // for a block's start.
   void Cut(const GpuDevice& device, const Problem& p, int tiles, int parts,
            int64_t* least) {
     constexpr int64_t kBegin = 4;
@@ -101,7 +106,7 @@ struct Tiling {
     chunks = best_chunks;
   }
 
-  // Returns why a pass with that many vectors cannot be launched, or "".
+  // Returns why a pass with `vectors` vectors cannot be launched, or "".
   std::string PassObstacle(const GpuDevice& device, int vectors) const {
     const int shared = Shared(teams, vectors);
     if (shared > device.shared) {
@@ -113,7 +118,7 @@ struct Tiling {
   }
 };
 
-// Work split of GradientsKernel. It has no teams if not even one fits.
+// Work split of GradientsKernel. `layout.teams` is 0 if not even one team fits.
 template <typename T, int D, int K, bool kAdd>
 struct GradientsTiling {
   using Layout = GradientsShared<CudaType<T>, D, K>;
@@ -124,8 +129,8 @@ struct GradientsTiling {
 
   GradientsTiling(const GpuDevice& device, const Sizes& z)
       : layout{z.groups, 0, 2 * kIterations - (kAdd ? 0 : 1)}, stages(0) {
-    // Minimizes the estimated steps per wave of blocks: one per team and two per block,
-    // times 1.5 without double buffering.
+    // Minimizes the estimated time. A wave of blocks takes one step per team and two
+    // more, and 1.5 times as long without double buffering.
     const int maximum = std::min(kGradientTeams, kGradientWarps / z.groups);
     GradientsTiling best = *this;
     int64_t least = INT64_MAX;

@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // One pass over the input capsules on tensor cores. It computes the weighted sums of
-// predictions of one iteration of capsule routing, or of its gradient.
+// predictions of one iteration of capsule routing, or of its gradient. A block has a
+// few tiles of 16 samples and a range of input capsules; a warp has one tile and four
+// output capsules. A Pipeline copies weights and input to shared memory, from where
+// lanes load them as operands. Predictions and sums stay in registers.
 #pragma once
 
 #include "cuda/capsule_routing/mma/pipeline.cuh"
@@ -124,8 +127,8 @@ enum class Pass { kSums, kGradient, kCoefficients };
 //   w = c (dc - sum_j c dc), dc = <u_hat, ds>        (kGradient)
 // where c is the softmax of logits + <u_hat, V>; kCoefficients writes c to
 // `coefficients` instead. For each stage of input capsules a team computes all inner
-// products, then the softmaxes, one thread per row, and then the predictions again,
-// which is cheaper than keeping them.
+// products, then the softmaxes, one or a few threads per row (see Rows), and then the
+// predictions again, which is cheaper than keeping them.
 template <typename S, int D, int K, Tf32 kTf32, Pass kPass>
 __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     PassKernel(Sizes z, Teams teams, const S* __restrict__ input,
@@ -178,6 +181,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
       }
     }
   };
+  // Named barriers 1 to `parts` are the pipelines'.
   const auto sync_team = [&] {
     if (z.groups > 1) {
       NamedBarrierSync(teams.parts + 1 + task.team, z.groups * kLanes);
@@ -194,7 +198,7 @@ __global__ void __launch_bounds__(kPassWarps* kLanes, 1)
     for (int n = 0; n < now; ++n) {
       float u[M][4];
       predict(n, u);
-      // Inner products for both rows, as separate sums for a pair's two elements.
+      // Inner products for both rows, in two sums each: one per element of a pair.
       const float logit = __shfl_sync(~0u, bias, n * 4 + place.t);
       float along_v[4] = {logit, 0, logit, 0}, along_ds[4] = {};
 #pragma unroll

@@ -56,10 +56,12 @@ template <typename S, int D, int K, Tf32 kTf32>
 class Pipeline {
  public:
   static constexpr int kStages = 2;
-  // Stride of a matrix, padded to avoid bank conflicts.
+  // Stride of a matrix, padded so that output capsules that are loaded together start
+  // in different banks.
   static constexpr int kMatrix = D * K + (K == 16 ? 8 : 16);
 
-  // Stride of a row of samples, chosen to avoid bank conflicts.
+  // Stride of a sample: an odd multiple of kStepK, so that samples that are loaded
+  // together start in different banks.
   __host__ __device__ static int Row(int stage) {
     return (stage * (K / kStepK) | 1) * kStepK;
   }

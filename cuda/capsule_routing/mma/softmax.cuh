@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Softmax over the output capsules of a team's warps. The warps write the logits to
-// shared memory, where threads reduce whole rows; a shuffle per number would be slower.
+// shared memory, where threads reduce whole rows; shuffles for each logit would be
+// slower.
 #pragma once
 
 #include "cuda/capsule_routing/mma/tile.cuh"

@@ -60,7 +60,8 @@ __device__ Operand<4, kTf32> SamplesOperand(const Pack<S, 2> (&rows)[2]) {
   }
   return a;
 }
-// Returns weights times `factor`, which is at most 1. Prepare() made one of the two.
+// Returns weights times `factor`, which is at most 1. One of the two has been through
+// Prepare().
 template <Tf32 kTf32, typename S>
 __device__ Operand<2, kTf32> WeightsOperand(const Pack<S, 2>& column,
                                             float factor = 1) {

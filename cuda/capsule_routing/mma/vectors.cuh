@@ -13,8 +13,8 @@
 
 namespace capsops::capsule_routing::mma {
 
-constexpr int kSlices = 16;
-constexpr int kPart = 8;
+constexpr int kSlices = 16;  // threads that share the partial sums of a float4
+constexpr int kPart = 8;     // lanes per block
 
 // A thread's coordinates in the vector, and its block-wide reductions.
 template <int D>
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(VectorThread<D>::kThreads)
   }
 }
 
-// Ends a backward iteration: computes dv += dV, and then ds of the iteration before
+// Ends a backward iteration: computes dv += dV, and then ds of the preceding iteration
 // from dv and from the `sums` of that iteration.
 template <int D>
 __global__ void __launch_bounds__(kSlices* VectorThread<D>::kThreads)

@@ -12,7 +12,8 @@ namespace capsops::capsule_routing::phases {
 constexpr int kPassTiles = 2;  // tiles of samples per block of a pass
 
 // Layout of inner products, later shares: [vector][input capsule][output capsule]
-// [sample]. kPad avoids bank conflicts between four input capsules.
+// [sample]. kPad puts the four input capsules that a warp stores at once in different
+// banks.
 struct Shares {
   static constexpr int kPad = 8;
   int samples, step, vector;  // step: stride of an input capsule
@@ -23,8 +24,8 @@ struct Shares {
         vector(tile_caps * step) {}
 };
 
-// A block's samples of input times Debias. They are staged in shared memory as [input
-// capsule][sample][pitch], or if kSpills read from global memory.
+// A block's input times Debias(), staged in shared memory as [input capsule][sample]
+// [pitch], or if kSpills read from global memory.
 template <typename S, typename A, bool kSpills, int kTiles>
 struct Samples {
   static constexpr int kRows = kTiles * kTileSamples;
@@ -103,7 +104,9 @@ struct Samples {
   }
 };
 
-// Left operand with rows g and g + 8, columns 2t and 2t + 1 per lane.
+// Left operand from a lane's elements 2t (x) and 2t + 1 (y) of rows g and g + 8. They
+// become columns t and t + 4, a permutation of the contraction, so that lanes can load
+// pairs.
 template <typename A>
 __device__ Fragment<4, A> RowFragment(A x0, A y0, A x1, A y1) {
   Fragment<4, A> a;
@@ -120,7 +123,7 @@ template <typename S, typename A, int kK>
 struct WeightsBatch {
   S at[kBatch<A>][4];
 
-  // `matrix` is that of the output capsule and the first input capsule.
+  // `matrix` points to the weights of the output capsule and the first input capsule.
   __device__ static const S* Begin(const Sizes& z, const Place& place,
                                    const S* matrix) {
     return matrix + place.t * z.in_dim + place.g;
@@ -143,10 +146,11 @@ struct WeightsBatch {
 };
 
 // Adds to `sum` the inner products of vectors with the predictions of `left` <= kRun
-// input capsules (from i0 + n0 on), for kEach tiles of samples from m0 on. A lane gets
-// the sums of input capsules t and t + 4. load(block) sets `v` to a block of elements
-// of the vectors. `begin` is from WeightsBatch::Begin(). If `held`, `batch` already has
-// the weights.
+// input capsules (from i0 + n0 on), for kEach tiles of samples from m0 on. First
+// multiplies vectors by weights, p = v W, and then p by x element by element, and adds
+// the row sums, by AddRows(). A lane gets the sums of input capsules t and t + 4.
+// load(block) sets `v` to a block of elements of the vectors. `begin` is from
+// WeightsBatch::Begin(). If `held`, `batch` already has the weights.
 template <typename S, typename A, bool kSpills, int kK, int kTiles, int kVectors,
           int kEach, typename Load>
 __device__ void InnerProducts(const Sizes& z, const Place& place,
@@ -169,7 +173,7 @@ __device__ void InnerProducts(const Sizes& z, const Place& place,
           for (int e = 0; e < 4; ++e) {
             b[e / 2].Set(e % 2, Rounded<S>(A{Widen(batch.at[s][e])}));
           }
-          // In the fragment, lane t's first column is 2t.
+          // Lane t of a result has columns 2t and 2t + 1, for capsules t and t + 4.
           const int column = s0 + s < 4 ? 2 * (s0 + s) : 2 * (s0 + s) - 7;
           const A one = place.g == column ? 1 : 0;
           // Interleaves the vectors to hide the latency of dependent products.
@@ -273,8 +277,8 @@ __device__ void Agree(const Sizes& z, const Place& place,
   }
 }
 
-// Reproduces the softmax of one sample and input capsule: c / kScale = exp(logit -
-// maximum) factor, and mean = sum_j c dc.
+// Statistics from which GradientsKernel recomputes the softmax of one sample and input
+// capsule: c / kScale = exp(logit - maximum) factor, and mean = sum_j c dc.
 template <typename A>
 struct Moments {
   A maximum, factor, mean;
@@ -288,7 +292,7 @@ constexpr int kMomentNumbers = 3;
 // if kWhole.
 template <bool kGradient, bool kWhole, int kStep, typename A>
 __device__ A Softmax(int out_caps, A* c, A* dc, Moments<A>* moments) {
-  constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // numbers loaded at once
+  constexpr int kPerStep = sizeof(A) == 8 ? 2 : 4;  // elements loaded at once
   constexpr int kSums = 32;  // terms per partial sum, to bound rounding errors
   const auto each = [&](int begin, int end, const auto& visit) {
     int j = begin;

@@ -4,7 +4,8 @@
 // The last backward pass of capsule routing: computes the gradients of input, weights
 // and logits from V, ds and softmax moments of every iteration. In the first iteration
 // c is the same for all samples, and only the sum of db over samples is needed, which
-// follows from the summed inner products.
+// follows from the summed inner products. A warp has one output capsule and a few input
+// capsules at a time (gradients_warp.cuh).
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@ constexpr int kGradientWarps = 12;  // warps per block
 // offsets in elements.
 struct GradientsLayout {
   int tile_caps, tiles, iterations;
-  int parts;         // parts of the input capsules; each warp adds for one of them
+  int parts;         // parts of the input capsules; each warp works on one of them
   int adders;        // warps per part, each with its own sums of grad_input
   int moments_step;  // elements from one input capsule to the next
   int input_size;    // elements of a warp's sums of one tile
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
       for (int r0 = 1; r0 == 1 || r0 < layout.iterations; r0 += kPairs) {
         const bool first = r0 == 1;
         const int there = min(layout.iterations - r0, kPairs);
-        if (!first) __syncthreads();
+        if (!first) __syncthreads();  // staged_moments is overwritten next
         for (int e = threadIdx.x; e < there * tiles * count * kTileSamples;
              e += blockDim.x) {
           const int b = e % kTileSamples, n = e / kTileSamples % count;
@@ -202,6 +203,7 @@ __global__ void __launch_bounds__(kGradientWarps* kLanes, 1)
         }
       }
       __syncthreads();
+      // Adds the warps' sums of grad_input, which are in the layout of product results.
       const int depth = z.steps * kStepK;
       for (int b = place.warp; b < rows; b += place.warps) {
         S* const row =

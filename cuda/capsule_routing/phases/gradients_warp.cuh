@@ -4,10 +4,10 @@
 // A warp's part of the last backward pass, for one output capsule and up to kRun input
 // capsules:
 //   A: inner products of the predictions with all vectors, as in the other passes;
-//   B: c_r and db_r from these and the moments, to the warp's own shared memory;
+//   B: c_r and db_r from the inner products and the moments, to the warp's own part of
+//      shared memory;
 //   C: du_hat = sum_r (c_r ds_r + db_r V_r) by FMA. On tensor cores, du_hat times
-//   weights
-//      is the gradient of input, and du_hat transposed times input the gradient of
+//      weights is the gradient of input, and du_hat transposed times input that of
 //      weights.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace capsops::capsule_routing::phases {
 
-// Stride between elements of an output capsule in a warp's transpose, without bank
-// conflicts for rows or columns.
+// Stride between elements of an output capsule in the buffer in which a warp transposes
+// du_hat. Neither stores nor loads have bank conflicts.
 constexpr int kTransposedPitch = 24;
 // Iterations after the first that are processed together.
 template <typename A>
@@ -187,7 +187,8 @@ __device__ void AddGradients(const Sizes& z, const Place& place,
     }
     for (int k0 = 0; k0 < z.steps * kStepK; k0 += kStepK) {
       if (k0 > 0) load(k0);
-      // Gradient of weights, whose rows are elements of the output capsule.
+      // The rows of by_input, the gradient of input, are samples. Those of sum, the
+      // gradient of weights, are elements of the output capsule.
       const int k = k0 + place.g, k2 = k0 + 2 * place.t;
       A by_input[4];
       *reinterpret_cast<Pack<A, 4>*>(by_input) = *reinterpret_cast<Pack<A, 4>*>(to);

@@ -61,7 +61,7 @@ LaunchError RunPass(const GpuExec& exec, const char* name, const PassTiling<A>& 
         constexpr auto kKernel = PassKernel<S, A, kPass, spills, in_dim>;
         const auto launch = [&](auto... arguments) {
           constexpr int kThreads = kPassWarps * kLanes;
-          if constexpr (kPass == Pass::kFirst) {  // no kernel of this call comes before
+          if constexpr (kPass == Pass::kFirst) {  // the first kernel of a call
             return Launch<kKernel>(name, grid, kThreads, tiling.shared(), exec,
                                    arguments...);
           } else {

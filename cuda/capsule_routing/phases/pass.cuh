@@ -5,10 +5,13 @@
 // one iteration of capsule routing, or of its gradient. A block has some input capsules
 // and kPassTiles tiles of samples, and works in three phases:
 //   A: inner products <u_hat, V> = sum_k x (sum_d V W), of V and weights on tensor
-//      cores, to memory that the block shares;
+//      cores, stored in shared memory;
 //   B: the softmax, one thread per sample and input capsule;
 //   C: sum_i (c x) W on tensor cores, which also accumulate over input capsules unless
 //      operands are split.
+// Input x is staged in shared memory; weights W and V go from global memory to
+// registers. If shared memory is too small (kSpills), inner products go to scratch in
+// global memory, and input is not staged.
 #pragma once
 
 #include "cuda/capsule_routing/phases/agree.cuh"
@@ -17,9 +20,10 @@
 namespace capsops::capsule_routing::phases {
 
 // Work split of a pass over the input capsules `caps`. A block takes `tile_caps` of
-// them at a time. A warp's item is an output capsule and one of `groups` of input
-// capsules in phase A, and a block of an output capsule, for `each` tiles of samples,
-// and one of `parts` of input capsules in phase C.
+// them at a time, and divides these among its warps. A warp's item is
+//   in phase A: an output capsule and one of `groups` groups of input capsules;
+//   in phase C: kBlockD elements of an output capsule, `each` tiles of samples, and one
+//      of `parts` parts of the input capsules.
 struct Cut {
   int tile_caps, groups, each, parts;
   Caps caps;

@@ -58,7 +58,7 @@ __host__ __device__ constexpr A Debias(bool split) {
 template <typename A>
 constexpr A kScale = 0x1p-8f;
 
-// N numbers of an operand. Tensor cores truncate floats to TF32.
+// A lane's N elements of an operand.
 template <int N, typename A>
 struct Fragment {
   A at[N];
@@ -72,7 +72,7 @@ __device__ A Rounded(A x) {
   return std::is_same_v<S, float> ? x * Debias<A>(false) : x;
 }
 
-// Precision of the two operands if the right one has elements S.
+// Precision of the left and the right operand if the right one has elements S.
 template <typename S>
 constexpr Tf32 kLeft = kIsSplit<S> ? Tf32::kSplit : Tf32::kExact;
 template <typename S>
@@ -126,7 +126,8 @@ __device__ void MultiplyAdd(const Fragment<4, double>& a, const Fragment<2, doub
 #endif
 }
 
-// Adds the row sums of a to those columns of c whose lanes have 1, and not 0, in `one`.
+// Adds the row sums of a to each column g of c for which lanes (g, t) have 1 in `one`;
+// the others have 0.
 template <typename S, typename A>
 __device__ void AddRows(const Fragment<4, A>& a, A one, A (&c)[4]) {
   Fragment<2, A> b;
@@ -180,8 +181,8 @@ struct Place {
   int g = lane / 4, t = lane % 4;
 };
 
-// A warp's work item: an output capsule `j`, and three digits of which `first` varies
-// fastest. Advances without divisions.
+// A warp's work item: an output capsule `j`, which varies fastest, and then the digits
+// `first`, `second` and `third`. Advances without divisions.
 struct Item {
   int j, first, second, third;
 
@@ -210,7 +211,7 @@ struct Item {
 
 // Vectors of output capsules are stored as [tile][out_caps][block][half of a block]
 // [lane][4], zero-padded; V and ds in the order of a left operand, sums in that of a
-// result. Returns the index of a lane's first number.
+// result. Returns the index of a lane's first element.
 __device__ inline int64_t VectorIndex(const Sizes& z, int64_t tile, int j, int block,
                                       int half, int lane) {
   return ((((tile * z.out_caps + j) * z.blocks + block) * 2 + half) * kLanes + lane) *

@@ -59,8 +59,8 @@ inline Sizes SizesOf(const Problem& p, bool split) {
   return z;
 }
 
-// Returns the fraction of the time that `warps` warps with `items` equal items are
-// busy.
+// Returns the fraction of time for which `warps` warps are busy with `items` equal
+// items.
 inline double Utilization(int64_t items, int warps) {
   return static_cast<double>(items) / RoundUp(items, warps);
 }
@@ -174,8 +174,8 @@ struct GradientsTiling {
       : z(SizesOf(p, split)) {
     const auto with = [&](int64_t caps) {
       // Minimizes the estimated time, in which starting a run costs half an input
-      // capsule. Takes fewer parts only if clearly faster: these have more adders, each
-      // with its own sums of grad_input.
+      // capsule. Takes fewer parts only if clearly faster, since they have more adders,
+      // each with its own sums of grad_input.
       double best = INFINITY;
       int parts = 1;
       for (const int of_warps : {12, 6, 4, 3, 2, 1}) {

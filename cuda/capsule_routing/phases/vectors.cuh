@@ -12,7 +12,7 @@
 namespace capsops::capsule_routing::phases {
 
 // A thread's coordinates in the block, and its block-wide reductions. A warp has 8
-// elements of the output capsule at a time, and a lane four numbers as in a product's
+// elements of the output capsule at a time, and a lane four values as in a product's
 // result: elements 2t and 2t + 1 of rows 0 and 1 (samples g and g + 8). Warps with the
 // same elements split the partial sums; slice 0 gets the results.
 struct Cell {
@@ -38,7 +38,7 @@ struct Cell {
     return OperandIndex(z, tile, j, row * 8 + lane / 4, d);
   }
 
-  // Calls visit(row, d) for each number of the thread, including padding.
+  // Calls visit(row, d) for each element of the thread, including padding.
   template <typename Visit>
   __device__ void Each(const Visit& visit) const {
     if (slice > 0) return;
@@ -48,7 +48,7 @@ struct Cell {
     }
   }
 
-  // Calls visit(row, d, sum) for each number, summed over `count` partial vectors.
+  // Calls visit(row, d, sum) for each element, summed over `count` partial vectors.
   template <typename A, typename Visit>
   __device__ void EachSum(const A* partial, int64_t count, const Visit& visit) const {
     __shared__ Pack<A, 4> parts[kFinishWarps][kLanes];
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kFinishWarps* kLanes)
 }
 
 // Ends a backward iteration: computes dv += dV, or dv = dV in the `first`, and then ds
-// of the iteration before from dv and from the `sums` of that iteration.
+// of the preceding iteration from dv and from the `sums` of that iteration.
 template <typename A>
 __global__ void __launch_bounds__(kFinishWarps* kLanes)
     FinishBackwardKernel(Sizes z, int64_t slices, const A* partial,

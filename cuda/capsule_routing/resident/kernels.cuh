@@ -1,7 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The `resident` kernels of capsule routing, and their shared memory.
+// The `resident` kernels of capsule routing, and their shared memory. A block has up to
+// Sizes::caps input capsules for all samples and iterations. Their input and
+// predictions stay in shared memory; weights go from global memory to registers.
 #pragma once
 
 #include <cooperative_groups.h>
