@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans convolution with routing. There is one kernel path, "slabs", and the
-// convolutions in it choose among the paths of capsule convolution.
+// Plans convolution with routing. The only kernel path is "slabs", which handles a slab
+// of output pixels at a time (cc/launch/capsule_conv_slabs.h). Its convolutions choose
+// among the paths of capsule convolution.
 #include "cc/launch/capsule_conv_routing.h"
 #include "cuda/capsule_conv_routing/paths.h"
 

@@ -14,7 +14,8 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// An mbarrier. A phase ends when its arrivals and bytes are in; the first has parity 0.
+// An mbarrier. A phase ends once `count` threads have arrived and all expected bytes
+// have been copied. Phases alternate between parity 0, which is the first, and 1.
 class Barrier {
  public:
   __device__ void Init(int count) {
@@ -53,7 +54,8 @@ class Barrier {
         : "memory");
   }
 
-  // Waits until the phase of the given parity has ended.
+  // Waits until the phase of the given parity has ended. On a new barrier, a wait for
+  // parity 1 returns at once.
   __device__ void Wait(int parity) {
     uint32_t over;
     do {
@@ -75,7 +77,8 @@ class Barrier {
   uint64_t state_;
 };
 
-// A place in a circular buffer, and the parity of the barrier phase to wait for.
+// The index of a stage in a ring of `places` stages, and the parity of the barrier
+// phase to wait for, which flips with every trip around the ring.
 struct PipelineState {
   int at = 0, parity = 0;
 
@@ -85,7 +88,7 @@ struct PipelineState {
       parity ^= 1;
     }
   }
-  // Same as `count` calls of Next().
+  // Advances by `count` stages.
   __device__ void Skip(int count, int places) {
     at += count;
     parity ^= at / places % 2;
@@ -112,7 +115,8 @@ __device__ inline void CommitBulkStores() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Waits until shared memory of all but the kGroups newest groups may be overwritten.
+// Waits until all but the kGroups newest groups of bulk stores have read their shared
+// memory, which may then be overwritten.
 template <int kGroups>
 __device__ void WaitForBulkReads() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");

@@ -8,10 +8,11 @@
 
 namespace capsops {
 
-// Divides numbers below 2^16 by multiplying with a reciprocal, in two instructions.
+// Divides numbers below 2^16: the quotient is the high word of a product with the
+// reciprocal, which is exact in this range.
 struct Divisor {
   int by = 1;
-  uint32_t reciprocal = 0;  // 2^32 / by, rounded up; unused for 1
+  uint32_t reciprocal = 0;  // 2^32 / by, rounded up; for 1 it would not fit
 
   Divisor() = default;
   explicit Divisor(int by) : by(by), reciprocal(by > 1 ? 0xffffffffu / by + 1 : 0) {}

@@ -39,19 +39,19 @@ inline LaunchError CheckLaunch(const char* kernel,
           error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
 }
 
-// Refuses to plan if the expression gives a reason, a string; `Plan` is the plan's
-// type.
+// Returns a refusal from a planner if the expression, a string, is not empty. `Plan` is
+// the planner's return type.
 #define CAPSOPS_REFUSE_IF(...)                                   \
   if (const std::string reason = (__VA_ARGS__); !reason.empty()) \
   return Plan::Refuse(reason)
 
-// Why a plan must not use a grid of this many blocks; else empty.
+// Returns why a grid cannot have this many blocks, or "".
 inline std::string GridRefusal(int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
   return "it is too large for one CUDA grid, " + std::to_string(blocks) + " blocks";
 }
 
-// Fails if a grid of this many blocks is too large.
+// Version of GridRefusal for launches: fails if the grid is too large.
 inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
   if (blocks <= INT32_MAX) return {};
   return {std::string(kernel) + ": too large for one CUDA grid, " +
@@ -60,9 +60,9 @@ inline LaunchError CheckGrid(const char* kernel, int64_t blocks) {
 }
 
 // Raises the kernel's limit on dynamic shared memory from 48 KB to the device's
-// maximum. So the kernel must not also have static shared memory. The limit belongs to
-// the kernel on that device, not to a launch, so it is never lowered: another thread
-// may be about to launch.
+// maximum, so the kernel must not have static shared memory. The limit belongs to the
+// kernel on that device, not to a launch, so it is never lowered: another thread may be
+// about to launch.
 template <auto kKernel>
 LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   static std::mutex mutex;
@@ -82,7 +82,8 @@ LaunchError AllowMaxSharedMemory(const GpuExec& exec, const char* name) {
   return {};
 }
 
-// Whether this library has machine code or PTX for exactly `arch`, as 900 for 9.0.
+// Whether this library has machine code or PTX for exactly `arch`, which is 900
+// for 9.0.
 inline bool BuiltFor(int arch) {
 #ifdef __CUDA_ARCH_LIST__
   for (const int built : {__CUDA_ARCH_LIST__}) {
@@ -164,8 +165,8 @@ LaunchError LaunchDependent(const char* name, dim3 grid, int threads, int shared
   return LaunchDependent(name, kKernel, grid, threads, shared, exec, arguments...);
 }
 
-// Likewise launches a cooperative kernel, which synchronizes its whole grid. Fails if
-// the GPU cannot hold all blocks at once.
+// Launches a cooperative kernel, which synchronizes its whole grid and may need more
+// than 48 KB of shared memory. Fails if the GPU cannot hold all blocks at once.
 template <auto kKernel, typename... Arguments>
 LaunchError LaunchCooperative(const char* name, dim3 grid, int threads, int shared,
                               const GpuExec& exec, const Arguments&... arguments) {
@@ -178,13 +179,14 @@ LaunchError LaunchCooperative(const char* name, dim3 grid, int threads, int shar
 }
 
 #ifdef __CUDACC__
-// Waits until the preceding kernel's writes are visible.
+// Waits until the preceding kernel has ended and its writes are visible.
 __device__ inline void GridDependencySynchronize() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Allows the next kernel on the stream to start as soon as there is room.
+// Lets the next kernel, if launched by LaunchDependent, start once every block of this
+// kernel has called this or exited.
 __device__ inline void TriggerDependentLaunch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

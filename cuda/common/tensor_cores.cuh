@@ -68,11 +68,12 @@ __device__ inline void MultiplyPairs<__nv_bfloat16>(const uint32_t (&a)[4],
 // - kExact: operands are used as they are; 16-bit types lose nothing.
 // - kRounded: operands are rounded to TF32.
 // - kSplit: operands are split into a rounded part and a remainder. Three products
-//   keep 22 of the 24 bits, which is less error than summation adds.
+//   keep 22 of the 24 bits, an error below that of float summation.
 // - kSplitLeft: only the left operand is split; the right one is exact.
 enum class Tf32 { kExact, kRounded, kSplit, kSplitLeft };
 
-// Calls `then` with the precision for T, which is kFull for float without TF32.
+// Calls `then` with the precision for products of T: for float, kRounded if TF32 is
+// allowed, else kFull.
 template <typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 auto WithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (!std::is_same_v<T, float>) {
@@ -84,7 +85,7 @@ auto WithPrecision(const GpuExec& exec, const Then& then) {
   }
 }
 
-// Plans with the precision for products of T; refuses double.
+// Returns then(precision), a plan, or a refusal for double.
 template <typename Plan, typename T, Tf32 kFull = Tf32::kSplit, typename Then>
 Plan PlanWithPrecision(const GpuExec& exec, const Then& then) {
   if constexpr (std::is_same_v<T, double>) {
@@ -109,7 +110,9 @@ struct Operand {
 
   __device__ void Set(int n, float x) { SetPrepared(n, Prepare<kTf32>(x)); }
 
-  // Sets element n to a prepared number. NaN stays NaN, whatever its payload.
+  // Sets element n to a prepared number. If it is split, adding 0x1000 rounds the high
+  // part to the nearest TF32. The high part of a NaN may become a number, but its low
+  // part is NaN.
   __device__ void SetPrepared(int n, float x) {
     if constexpr (kTf32 == Tf32::kSplit) {
       high[n] = (__float_as_uint(x) + 0x1000) & 0xffffe000;
@@ -144,12 +147,13 @@ __device__ void SetFinite(int n, float x, Operand<N, kOf>* operand) {
   }
 }
 
-// The precision for values computed from kTf32 operands. They are no longer exact, even
-// if the operands are.
+// The precision for values computed from kTf32 operands. They are inexact in TF32 even
+// if the operands are exact.
 template <Tf32 kTf32>
 constexpr Tf32 kScaled = kTf32 == Tf32::kExact ? Tf32::kSplit : kTf32;
 
-// c += a b at the precision of the operands.
+// c += a b at the precision of the operands. The product of two remainders is too small
+// to matter.
 template <Tf32 kA, Tf32 kB>
 __device__ void Multiply(const Operand<4, kA>& a, const Operand<2, kB>& b,
                          float (&c)[4]) {

@@ -19,7 +19,7 @@
 
 namespace capsops {
 
-// Bytes of a line with the widest swizzle.
+// Bytes of a line of shared memory with the widest swizzle.
 constexpr int kSwizzleBytes = 128;
 
 // A tensor whose dimensions are listed from the innermost outwards. `apart` holds the
@@ -27,7 +27,8 @@ constexpr int kSwizzleBytes = 128;
 // multiples of 16. A box takes every `every`-th element of each dimension. A box with a
 // swizzle of 32, 64 or 128 bytes has lines of that many bytes of the first dimension.
 // In the i-th 128 bytes of shared memory, the n-th unit of 16 bytes is then at position
-// n ^ (i % 2), n ^ (i % 4) or n ^ (i % 8), respectively.
+// n ^ (i % 2), n ^ (i % 4) or n ^ (i % 8), respectively, so that reading the same unit
+// of consecutive lines has no bank conflicts.
 template <int kRank>
 struct TmaTensor {
   std::array<uint64_t, kRank> size;
@@ -45,7 +46,7 @@ struct TmaTensor {
   }
 };
 
-// Looks up the driver's function, so that the driver need not be linked.
+// Looks up cuTensorMapEncodeTiled at run time, so that the driver need not be linked.
 using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
 inline EncodeTensorMap FindEncodeTensorMap() {
   void* found = nullptr;
@@ -102,7 +103,7 @@ __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, i
       : "memory");
 }
 
-// Same for a tensor with four dimensions.
+// Version for a tensor with four dimensions.
 __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                Barrier& barrier, void* to) {
   asm volatile(
@@ -112,7 +113,7 @@ __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2, i
       : "memory");
 }
 
-// Same for a tensor with three dimensions.
+// Version for a tensor with three dimensions.
 __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
                                Barrier& barrier, void* to) {
   asm volatile(
@@ -122,8 +123,8 @@ __device__ inline void TmaLoad(const CUtensorMap& map, int c0, int c1, int c2,
       : "memory");
 }
 
-// Starts a TMA store of a box in shared memory to (c0, c1, ...), without elements
-// outside of the tensor. It is one of this thread's bulk stores (barrier.cuh).
+// Starts a TMA store of a box in shared memory to (c0, c1, ...). It skips elements
+// outside of the tensor, and is one of this thread's bulk stores (barrier.cuh).
 __device__ inline void TmaStore(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                                 const void* from) {
   asm volatile(
@@ -133,7 +134,7 @@ __device__ inline void TmaStore(const CUtensorMap& map, int c0, int c1, int c2, 
       : "memory");
 }
 
-// Same, but adds the box to what is in global memory.
+// Like TmaStore, but adds the box to the tensor.
 __device__ inline void TmaAdd(const CUtensorMap& map, int c0, int c1, int c2, int c3,
                               const void* from) {
   asm volatile(

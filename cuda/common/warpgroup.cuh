@@ -71,10 +71,10 @@ __device__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
-// Makes the matrix descriptor of an operand without swizzle. It consists of core
-// matrices of 8 rows (or columns) by 16 bytes of the contraction, two for each product.
-// `unit` is the distance between these two, `group` the distance to the next 8 rows.
-// Both and the address are in units of 16 bytes.
+// Makes the matrix descriptor of an operand without swizzle. The operand consists of
+// core matrices of 8 rows (or columns) by 16 bytes of the contraction, two for each
+// product. `unit` is the distance between these two, `group` the distance to the next 8
+// rows. Both and the address are in units of 16 bytes.
 __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
                                           uint32_t group) {
   return (uint64_t{group} << 32) | (unit << 16 | address);
@@ -82,7 +82,7 @@ __device__ inline uint64_t MakeDescriptor(uint32_t address, uint32_t unit,
 
 // Returns the bits of a descriptor that describe swizzled lines of 32, 64 or 128 bytes,
 // as in TMA boxes: the kind of swizzle, and the distance between groups of 8 lines,
-// which is contiguous. Boxes begin at a multiple of 8 lines. A K-major operand may
+// which are contiguous. Boxes begin at a multiple of 8 lines. A K-major operand may
 // begin at any line, because the swizzle depends on the address in shared memory alone.
 __device__ inline uint64_t DescribeSwizzle(uint32_t line) {
   const uint64_t kind = line == 128 ? 1 : line == 64 ? 2 : 3;
@@ -116,6 +116,8 @@ __device__ inline uint32_t DescriptorAddress(const void* shared) {
 template <typename O, int kProducts, bool kMnMajor = false>
 struct Wgmma;
 
+// Inline assembly lists each register. These macros list the sums of a product as
+// operands, and number them for each width.
 #define CAPSOPS_SUM(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define CAPSOPS_SUMS_4(n) \
   CAPSOPS_SUM(n), CAPSOPS_SUM(n + 1), CAPSOPS_SUM(n + 2), CAPSOPS_SUM(n + 3)
@@ -217,8 +219,9 @@ CAPSOPS_WGMMA_128(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
 CAPSOPS_WGMMA_256(__nv_bfloat16, true, CAPSOPS_BFLOAT_MN_MAJOR)
 #endif
 
-// Same with a in registers, in the m16n8k8 (TF32) or m16n8k16 (16-bit) fragment layout;
-// a 16-bit b is MN-major. The registers must not change until the product is done.
+// Version of Wgmma with a in registers, in the m16n8k8 (TF32) or m16n8k16 (16-bit)
+// fragment layout; a 16-bit b is MN-major. The registers must not change until the
+// product is done.
 template <typename O, int kProducts>
 struct WgmmaRs;
 

@@ -46,6 +46,8 @@ std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   w->channels = p.channels;
   w->groups = p.groups;
   w->dilation_height = p.dilation_height;
+  // FiltersKernel adds up the lanes of a group by shuffles, so that they must be a
+  // power of two.
   const int vectors = p.channels / p.groups / kVector;
   w->lanes_of_group =
       pass == Pass::kFilters ? std::min(vectors & -vectors, 32) : vectors;
@@ -54,6 +56,7 @@ std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   }
   w->lanes = w->lanes_of_group * p.groups;
   const int64_t quads = CeilDivide(p.width, kPixels);
+  // With 72 KiB, three blocks fit in the 228 KiB of a multiprocessor.
   const int64_t maximum = std::min(device.shared, 72 << 10);
   const auto fits = [&] { return Bytes<S>(*w, pass, p.kernel_width) <= maximum; };
   w->rows = 1;

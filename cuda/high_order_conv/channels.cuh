@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of groups of a multiple of 4 channels
-// (involution). A thread computes 4 channels of 4 neighboring pixels of a row, and
-// keeps in registers the 4 + K - 1 vectors of the image that a row of taps reads. The
-// threads of a group share filters, which are staged in shared memory.
+// (involution). A block computes all channels of a tile of pixels, and a thread 4
+// channels of 4 neighboring pixels of a row. A thread loads the image from global
+// memory: it keeps in registers the 4 + K - 1 vectors of 4 channels that a row of taps
+// reads. Filters, or their gradients, pass through shared memory, since all threads of
+// a group use the same ones and so that global accesses coalesce.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -25,7 +27,7 @@ constexpr int kVector = 4;  // channels per thread, loaded at once
 struct Work {
   int height, width, tiles_x, tiles_y, quads, rows;
   int channels, groups, dilation_height;
-  int lanes, lanes_of_group;  // in FiltersKernel, lanes loop over a large group
+  int lanes, lanes_of_group;  // in FiltersKernel, a lane may have several vectors
 };
 
 // A thread's tile, and its pixels there.
@@ -87,7 +89,8 @@ __device__ void StoreQuad(const Work& w, const Place& at,
   }
 }
 
-// Computes output from the filters of the tile's pixels, staged in shared memory.
+// Computes output. The filters of a row of the tile are contiguous in global memory, so
+// cp.async copies them to shared memory in words of 16 bytes.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     ForwardKernel(Work w, const S* __restrict__ input, const S* __restrict__ filters,
@@ -127,6 +130,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int px = 0; px < kPixels; ++px) {
 #pragma unroll
       for (int j = 0; j < K; ++j) {
+        // A tap beside the image has no effect, even if its filter is not finite.
         const int x = at.x + px + j - R;
         const bool reads = x >= 0 && x < w.width && at.x + px < w.width;
         const A f = reads ? Widen(mine[px * per_pixel + j]) : A{0};
@@ -139,7 +143,9 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 // Computes grad_input. Each pixel reads the filters of the surrounding pixels, staged
-// as [row of the tile][row of taps][pixel][group][K] with zeros outside the image.
+// in shared memory as [row of the tile][row of taps][pixel][group][K] with zeros
+// outside the image. For each row of taps, `pixel` is in the image row whose taps read
+// the tile's row.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     InputKernel(Work w, const S* __restrict__ grad, const S* __restrict__ filters,
@@ -167,7 +173,7 @@ __global__ void __launch_bounds__(kMaxThreads)
             to[e] = S(0.0f);
           } else if constexpr (sizeof(S) == 4) {
             __pipeline_memcpy_async(to + e, from + source, 4);
-          } else {
+          } else {  // cp.async copies no fewer than 4 bytes
             to[e] = from[source];
           }
         }
@@ -202,7 +208,9 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 // Sums over the `lanes` lanes of a group, in a fixed order. Each of the first
-// min(lanes, 4) lanes gets 4 / lanes pixels, at least one, from `*pixel` on.
+// min(lanes, 4) lanes gets the sums of 4 / lanes pixels, at least one, from `*pixel`
+// on. While a lane has several pixels, it trades half of them for the other lane's sums
+// of the half that it keeps.
 template <typename A, int K>
 __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   *pixel = 0;
@@ -228,7 +236,9 @@ __device__ void SumOverGroup(int lanes, A (&sum)[kPixels][K], int* pixel) {
   }
 }
 
-// Computes grad_filters in shared memory, and stores them in whole words.
+// Computes grad_filters. The lanes of a group sum over different channels, add up their
+// sums by shuffles, and gather them in shared memory, from which whole words are
+// stored.
 template <typename S, typename A, int K>
 __global__ void __launch_bounds__(kMaxThreads)
     FiltersKernel(Work w, const S* __restrict__ grad, const S* __restrict__ input,

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution of any size, type and layout. Each thread computes one element
-// of a result at a time, directly from the definition; neighboring threads have
-// neighboring elements.
+// of a result at a time, directly from the definition and from global memory.
+// Neighboring threads have neighboring elements, so that most accesses coalesce.
 #include <algorithm>
 #include <cstdint>
 
@@ -64,8 +64,8 @@ __device__ inline int64_t ElementAt(const Problem& p, const Place& at, int64_t i
 }
 
 // Computes output from input and filters, or if kReverse grad_input from grad and
-// filters: a pixel of grad_input then reads the filters of the surrounding pixels, at
-// the opposite taps.
+// filters. A pixel of grad_input reads the filters of the surrounding pixels, at the
+// opposite taps.
 template <typename S, typename A, bool kReverse>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(Problem p, int64_t elements, const S* __restrict__ values,

@@ -1,9 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Chooses the kernel path of each plan. High-order convolution is bound by the traffic
-// of filters, kernel_height x kernel_width elements per pixel and group.
-// docs/high_order_conv.md describes the kernels.
+// Chooses the kernel path, the first of these that accepts the problem. All but the
+// last have further conditions.
+//   rows      channels last, one group of 1 or 3 channels; 3x3, 5x5 or 7x7
+//   planes    channels first
+//   channels  channels last, groups of a multiple of 4 channels; 3x3, 5x5 or 7x7
+//   pixels    channels last
+//   general   everything
+//
+// High-order convolution is bound by the traffic of filters: each pixel has its own, of
+// kernel_height x kernel_width elements per group. docs/high_order_conv.md describes
+// the kernels.
 #include "cc/launch/high_order_conv.h"
 #include "cuda/high_order_conv/paths.h"
 

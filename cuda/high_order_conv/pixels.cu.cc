@@ -2,9 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution, channels last, of any window, dilation and type, if the
-// filters of 32 pixels fit in shared memory. Filters, or their gradients, are staged
-// there so that global accesses coalesce. Neighboring threads have neighboring
-// pixels, and each computes 4 channels of a group at a time.
+// filters of 32 pixels fit in shared memory. A block has 32 to 256 consecutive pixels.
+// Neighboring threads have neighboring pixels, and each computes 4 channels of a group
+// at a time. Images are read from global memory. Filters, or their gradients, are
+// staged in shared memory so that global accesses coalesce, except for grad_input,
+// which reads the filters of surrounding pixels from global memory.
 #include <cuda_pipeline.h>
 
 #include <cstdint>
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
        chunk += at.parts) {
     const int group = chunk / w.chunks, c0 = chunk % w.chunks * kPerStep;
     const S* const first = values + group * w.of_group + c0;
-    // Repeats the group's last channel for padding, which is not stored.
+    // Channels past the group's end repeat its last one, and are not stored.
     int offset[kPerStep];
 #pragma unroll
     for (int c = 0; c < kPerStep; ++c) offset[c] = min(c, w.of_group - 1 - c0);
@@ -114,7 +116,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Computes grad_filters in shared memory, from where stores coalesce.
+// Computes grad_filters. A thread has some taps of its pixel, and adds up their
+// channels in shared memory, 4 at a time. From there, stores coalesce.
 template <typename S, typename A>
 __global__ void __launch_bounds__(kThreads)
     FiltersKernel(Problem p, Work w, const S* __restrict__ grad,
@@ -165,7 +168,7 @@ __global__ void __launch_bounds__(kThreads)
 // Returns the pixels per block, at most `maximum`, or 0 if the filters of kMinPixels do
 // not fit. An element of filters takes `bytes` of shared memory.
 inline int PixelsOfBlock(const Problem& p, int bytes, int maximum) {
-  const int64_t limit = kShared / bytes - 16;
+  const int64_t limit = kShared / bytes - 16;  // less the padding of a segment
   if (p.kernel_height > limit || p.kernel_width > limit || p.groups > limit) return 0;
   const int64_t per_pixel = p.groups * p.kernel_height * p.kernel_width;
   int pixels = maximum;
@@ -182,6 +185,8 @@ inline std::string Divide(const Problem& p, int bytes, Work* w, int64_t* blocks)
   *w = {};
   w->of_group = p.channels / p.groups;
   w->chunks = CeilDivide(w->of_group, kPerStep);
+  // Each halving of the pixels doubles the threads per pixel. There should be no more
+  // threads than chunks.
   int maximum = kThreads;
   for (int64_t parts = w->chunks * p.groups; parts > 1 && maximum > kMinPixels;
        parts /= 2) {

@@ -79,8 +79,8 @@ struct Reach {
   }
 };
 
-// Returns the size of a segment that holds `count` elements at any offset in a 16-byte
-// word.
+// Returns the size of a segment of shared memory that holds `count` elements, beginning
+// at any offset in a 16-byte word.
 template <typename S>
 __host__ __device__ int SegmentSize(int count) {
   constexpr int kWord = 16 / sizeof(S);

@@ -4,8 +4,9 @@
 // High-order convolution, channels first. A thread computes a pack of kPixels
 // neighboring pixels, which it loads at once: 4 for floats and 16-bit types if
 // kernel_width is 3, 5 or 7, the width is a multiple of 4 and dilation_width is 1; else
-// 1. Packs are numbered through all rows of a plane, so that no width leaves threads
-// idle. Threads share loads through the L1 cache.
+// 1. A block has 256 packs of one group of one image. Packs are numbered through all
+// rows of a plane, so that no width leaves threads idle. Operands go from global memory
+// straight to registers; neighboring threads share loads through the L1 cache.
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -119,7 +120,8 @@ template <bool kReverse, int kPixels, int kTaps, int kChannels, typename S, type
 __device__ void AddTaps(const Place<kPixels>& at, const Window<kPixels, kTaps>& window,
                         const S* filter, const S* const (&channels)[kChannels],
                         A (&sum)[kChannels][kPixels]) {
-  // With one pixel, a branch would separate the loads of the caller's unrolled taps.
+  // With one pixel, a branch would keep the compiler from issuing the loads of the
+  // caller's unrolled taps together.
   if (kPixels > 1 && !window.row) return;
   A f[kTaps][kPixels];
 #pragma unroll
@@ -213,6 +215,7 @@ __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannel
   const Place<kPixels> at(w);
   if (!at.inside) return;
   for (int c0 = 0; c0 < w.of_group; c0 += kChannels) {
+    // Channels past the group's end repeat its last one, and are not stored.
     const S* channels[kChannels];
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {
@@ -225,6 +228,7 @@ __global__ void __launch_bounds__(kThreads, (kResident<kPixels, kWidth, kChannel
 #pragma unroll 1
     for (int i = 0; i < w.kernel_height; ++i) {
       const int y = at.y + (i - w.kernel_height / 2) * w.dilation_height;
+      // If kWidth is 0, each row of taps has its own sum, which bounds rounding errors.
       A part[kChannels][kPixels] = {};
 #pragma unroll(kWidth > 0 ? 1 : 2)
       for (int j = 0; j < kernel_width; j += kTaps) {

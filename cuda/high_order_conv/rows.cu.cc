@@ -34,7 +34,7 @@ int ResidentBlocks(const GpuDevice& device, int64_t bytes) {
 // shared memory.
 template <typename Z, typename S, bool kBackward>
 Work Divide(const GpuDevice& device, const Problem& p) {
-  const int64_t bytes = device.shared / 2 - 1024;
+  const int64_t bytes = device.shared / 2 - 1024;  // for two blocks per multiprocessor
   const int max_columns = MaxLanes<Z>(bytes) * kPixels;
   Work w{};
   w.height = p.height;
@@ -47,12 +47,13 @@ Work Divide(const GpuDevice& device, const Problem& p) {
   w.strips = CeilDivide(p.width, w.strip);
   w.lanes = CeilDivide(std::min<int>(w.strip + 2 * Z::kHalo, w.width), kPixels);
   w.lanes = CeilDivide(w.lanes, Z::kUnit / kPixels) * (Z::kUnit / kPixels);
+  // The largest word, up to 16 bytes, that the start of every row is aligned to.
   const int row_bytes = w.width * sizeof(S) % 16;
   w.bytes = row_bytes == 0 ? 16 : row_bytes & -row_bytes;
   w.subs = kThreads / w.lanes;
   while (w.subs > 1 && Z::Bytes(w.lanes, w.subs) > bytes) --w.subs;
   // Chooses the rows per task that minimize the estimated time: waves of concurrent
-  // tasks, times a task's rows, its halo and two rows for the latency of its start.
+  // tasks, times the sum of a task's rows, its halo, and two for its latency at start.
   const int64_t slots = int64_t{device.processors} *
                         ResidentBlocks<Z>(device, Z::Bytes(w.lanes, w.subs)) * w.subs;
   const int64_t columns = p.batch * w.strips;

@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // High-order convolution of one group of 1 or 3 channels, channels last. A task is a
-// strip of columns and a range of rows. Its threads, here called lanes, have two
-// columns each and walk down the rows, while the filters of the next rows are copied to
-// shared memory. Each filter is loaded once, except in halos. The backward pass
-// overwrites a staged filter with its gradient, and stores it from there in whole
-// words.
+// strip of columns and a range of rows; a block has one or more tasks. A task's
+// threads, here called lanes, have two columns each and walk down the rows, while
+// cp.async copies filters, input and grad of the next rows to shared memory. Each
+// filter is loaded once, except in halos. The backward pass overwrites a staged filter
+// with its gradient, and stores it from there in whole words. It scatters grad_input
+// into sums in registers, of all rows that taps reach. Neighboring lanes exchange the
+// sums of each other's columns through shared memory.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ __align__(16) char shared[];
   const int sub = threadIdx.x / w.lanes, lane = threadIdx.x % w.lanes;
   const int64_t task = int64_t{blockIdx.x} * w.subs + sub;
-  const bool real = sub < w.subs && task < w.tasks;
+  const bool real = sub < w.subs && task < w.tasks;  // whether the lane has a task
   // The task's own columns [strip0, strip1) and rows [y0, y1), and with halo the
   // columns [x0, x1) and rows [first, last) that it computes.
   const int strip0 = static_cast<int>(task % w.strips) * w.strip;
@@ -166,6 +168,8 @@ __global__ void __launch_bounds__(kThreads)
   const int first = kBackward ? max(y0 - R, 0) : y0;
   const int last = kBackward ? min(y1 + R, w.height) : y1;
   const int x = x0 + kPixels * lane;
+  // Whether the lane has columns, whether they are outside of the halo, and whether
+  // both are in the image.
   const bool mine = real && x < x1;
   const bool own = mine && x >= strip0 && x < strip1;
   const bool both = x + 1 < w.width;
@@ -243,6 +247,7 @@ __global__ void __launch_bounds__(kThreads)
           f[2 * pair + 1] = Widen(two.at[1]);
         }
         if constexpr (kBackward) {
+          // Moves the sums on from row y - 1 to row y: acc[i] takes over acc[i + 1].
 #pragma unroll
           for (int e = 0; e < kWindow * C; ++e) {
             acc[i][e / C][e % C] = i + 1 < K ? acc[(i + 1) % K][e / C][e % C] : A{0};
@@ -268,6 +273,8 @@ __global__ void __launch_bounds__(kThreads)
             for (int j = 0; j < K; ++j) {
               const int at = px + j;
               A& filter = f[px * kTaps + i * K + j];
+              // A tap beside the image has no effect, even if filter or grad are not
+              // finite.
               const bool beside =
                   (at < R && x + at - R < 0) || (at > R && x + at - R >= w.width);
               if constexpr (kBackward) {
@@ -313,7 +320,7 @@ __global__ void __launch_bounds__(kThreads)
         acc[i][at][c] = i + 1 < K ? acc[(i + 1) % K][at][c] : A{0};
       }
     }
-    // Row y - R of grad_input now lacks only the contributions of neighboring lanes.
+    // Row y - R of grad_input only lacks the contributions of neighboring lanes.
     A* const edge = edges + step % 2 * (Z::kEdge * kThreads) + threadIdx.x;
     if constexpr (kBackward) {
 #pragma unroll
@@ -322,6 +329,8 @@ __global__ void __launch_bounds__(kThreads)
         edge[e * kThreads] = acc[0][at][e % C];
       }
     }
+    // Edges and gradients are in shared memory, and no lane needs this step's filters
+    // or the oldest row of input, which start_copy() overwrites.
     __syncthreads();
     if constexpr (kBackward) {
       if (real && y >= y0 && y < y1) {

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Decodes weights that are powers of two.
+// Decodes weights that are powers of two, and kernels with one element per thread that
+// convert tensors in global memory.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +22,14 @@ namespace capsops::inq_conv {
 struct Exponents {
   int top, shift;
 
-  // `levels` is the number of powers of two. The smallest one of float16 is 2^-24.
+  // `levels` is the number of powers of two. Those of float16 go from 2^-24 to 2^15.
   template <typename S>
   static Exponents Of(int32_t top_exponent, int levels) {
     int least = -60, most = 60;
     if (std::is_same_v<S, double>) least = -900, most = 900;
     if (std::is_same_v<S, __half>) least = std::min(levels - 25, 15), most = 15;
     const int top = std::clamp(top_exponent, least, most);
-    // Beyond this, every result is zero or infinite.
+    // With a larger shift, every result is zero or infinite anyway.
     constexpr int64_t kMax = 4000;
     const int64_t shift = int64_t{top_exponent} - top;
     return {top, static_cast<int>(std::clamp(shift, -kMax, kMax))};
@@ -42,8 +43,8 @@ struct Exponents {
   }
 };
 
-// A tensor of codes that is decoded where it is read. Code 0 and codes past the code
-// book are zero.
+// A tensor of codes that is decoded as it is read. For 0 <= k < levels, code 1 + 2k is
+// 2^(top - k), and code 2 + 2k is its negative. Other codes are zero.
 template <typename S>
 struct CodedWeights {
   const uint8_t* codes;

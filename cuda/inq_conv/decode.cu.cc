@@ -1,7 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Decodes weights: four per thread if their number is a multiple of four, else one.
+// Decodes weights in global memory. A thread decodes four adjacent weights, with one
+// load of codes and one store, or a single weight unless their number is a multiple of
+// four.
 #include <cstdint>
 
 #include "cc/launch/inq_decode.h"

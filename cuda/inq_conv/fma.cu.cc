@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Decodes the weights, then convolves with cuda/capsule_conv/fma.
+// Decodes the weights into the workspace, convolves with cuda/capsule_conv/fma, and
+// scales the results by 2^shift (Exponents).
 #include <cstdint>
 
 #include "cc/launch/inq_conv.h"

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Chooses the kernel path of convolutions of 8-bit activations. The path "float" is
-// here: it rounds activations to integers of 8 bits, convolves these with InqConv's
-// kernel paths, and scales the sums. The integers are exact in TF32.
+// Chooses the kernel path of convolutions of 8-bit activations. This file also has the
+// path "float": it rounds activations to 8-bit integers, which are exact in TF32,
+// convolves these with InqConv's kernel paths, and scales the sums.
 #include <cstdint>
 
 #include "cc/launch/inq_conv_int8.h"

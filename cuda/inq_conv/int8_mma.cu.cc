@@ -1,14 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolves bytes on int8 tensor cores. Passes of a call:
-// 1. Decode the weights to bytes and transpose them. If the zero point is not 0, sum
-//    them per output channel.
-// 2. Quantize the images of a round to bytes.
-// 3. Multiply (int8_product.cuh). If there are too few tiles for the GPU, blocks split
-//    the contraction.
-// 4. Add the partial sums of a split product.
-// Passes 2 to 4 repeat in rounds of as many samples as fit in a limited workspace.
+// Convolves bytes on int8 tensor cores. The kernels of a call:
+// 1. PackKernel decodes the weights to bytes and transposes them. If the zero point is
+//    not 0, AddWeightsKernel sums them per output channel.
+// 2. QuantizeKernel quantizes the images of a round to bytes.
+// 3. ProductKernel multiplies (int8_product.cuh). If there are too few tiles for the
+//    GPU, several blocks share a tile's contraction (split-K).
+// 4. AddSplitsKernel adds the partial sums of split-K.
+// Steps 2 to 4 repeat in rounds of as many samples as fit in a limited workspace.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -59,8 +59,9 @@ __global__ void QuantizeKernel(const S* from, const float* scale, int zero_point
   to[1 + i] = *reinterpret_cast<const uint4*>(&bytes);
 }
 
-// Decodes and transposes kStepBytes weights of kColumns output channels per block, and
-// splits each into kOperands bytes. Codes are [taps][channels][out_channels].
+// Decodes kStepBytes weights of kColumns output channels per block, splits each into
+// kOperands bytes, and transposes them through shared memory. Codes are
+// [taps][channels][out_channels].
 template <int kOperands>
 __global__ void __launch_bounds__(kThreads)
     PackKernel(const Product p, const uint8_t* codes, int levels, int taps,
@@ -99,7 +100,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Sums the packed weights of one output channel per block of one warp.
+// Sums the packed weights of one output channel per block of one warp. dp4a with ones
+// adds four bytes.
 template <int kOperands>
 __global__ void __launch_bounds__(kLanes)
     AddWeightsKernel(const Product p, const int8_t* packed, int32_t* weight_sums) {
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kLanes)
   if (threadIdx.x == 0) weight_sums[blockIdx.x] = sum;
 }
 
-// Adds the partial sums of a split product, and completes one output per thread.
+// Adds the partial sums of split-K, and completes one output per thread.
 template <typename S>
 __global__ void AddSplitsKernel(const int32_t* partial, int splits,
                                 const int32_t* weight_sums, int zero_point,
@@ -175,6 +177,7 @@ struct Layout {
     to.next_column = next_taps % p.kernel_width;
     to.next_channel = kStepBytes % channel_bytes;
 
+    // Split-K, if one block per tile would leave multiprocessors idle.
     const int64_t pixels = samples * out_area;
     const int64_t blocks = CeilDivide(pixels, kRows) * to.column_tiles;
     const int64_t wanted = blocks < device.processors

@@ -3,9 +3,11 @@
 
 // Convolution of bytes as an implicit matrix product on int8 tensor cores (mma.sync):
 // row = output pixel, contraction = (filter tap, input channel), column = output
-// channel. Both operands pass through a multistage cp.async pipeline. Input channels
-// are padded to pieces of 16 bytes, and a piece belongs to one tap, so that each thread
-// gathers whole pieces from the image.
+// channel. A block computes 128 pixels by 64 channels, and each of its 8 warps 32
+// by 32. Both operands are copied to shared memory by a pipeline of kStages cp.async
+// stages, and from there to registers by ldmatrix. Input channels are padded to pieces
+// of 16 bytes, and a piece belongs to one tap, so that each thread gathers whole pieces
+// from the image.
 #pragma once
 
 #include <cuda_pipeline.h>
@@ -19,13 +21,13 @@
 
 namespace capsops::inq_conv_int8::int8 {
 
-constexpr int kPieceBytes = 16;  // the unit of copies and of matrix rows
+constexpr int kPieceBytes = 16;  // of a cp.async, and of a matrix row of ldmatrix
 constexpr int kPieces = 4;       // pieces of a matrix row per step
 constexpr int kStepBytes = kPieces * kPieceBytes;
 constexpr int kStages = 4;
-constexpr int kBlocks = 2;  // blocks that a multiprocessor should hold
-constexpr int kRows = 128;  // pixels of a block
-constexpr int kColumns = 64;
+constexpr int kBlocks = 2;     // blocks that a multiprocessor should hold
+constexpr int kRows = 128;     // pixels of a block
+constexpr int kColumns = 64;   // output channels of a block
 constexpr int kWarpSide = 32;  // rows and columns of a warp
 constexpr int kWarps = kRows * kColumns / (kWarpSide * kWarpSide);
 constexpr int kThreads = kWarps * kLanes;
@@ -46,15 +48,15 @@ struct Product {
   int channel_bytes;  // the padded channels of a pixel
   int out_channels, column_tiles;
   int steps, split_steps;  // all steps of the contraction, and those of a block
-  // Distance from a thread's piece to its piece of the next step.
+  // Distance from a thread's piece to its piece of the next step, in the filter.
   int next_row, next_column, next_channel;
 
   __host__ __device__ int64_t row_bytes() const { return int64_t{steps} * kStepBytes; }
   __host__ __device__ int columns() const { return column_tiles * kColumns; }
 };
 
-// Returns the offset of a piece in a stage's matrix. The swizzle puts one piece of each
-// of 8 consecutive rows into different banks.
+// Returns the offset of a piece in a stage's matrix. The swizzle puts a piece of 8
+// consecutive rows into different banks, so that ldmatrix has no bank conflicts.
 __device__ inline int PieceOffset(int row, int piece) {
   return row * kStepBytes + (piece ^ row / 2 % kPieces) * kPieceBytes;
 }
@@ -76,10 +78,10 @@ __device__ inline void MultiplyBytes(const uint32_t (&a)[4], uint32_t b0, uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Copies a thread's part of the left operand: one piece of the windows of several
-// pixels. The image begins with a piece of zero points, which is copied in place of
-// positions outside. Offsets in the image fit in 31 bits. Offsets of positions outside
-// may wrap, but are not used.
+// Copies a thread's part of the left operand: in each step, one piece of the windows of
+// kRowsOf pixels. The image begins with a piece of zero points, which is copied in
+// place of positions outside of the image. Offsets in the image fit in 31 bits. Other
+// offsets may wrap, but are not used.
 class Gatherer {
  public:
   __device__ Gatherer(const Product& p, int pixels, int first_pixel, int step) {
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       }
       packed += kStepBytes;
     }
-    __pipeline_commit();
+    __pipeline_commit();  // even if empty, so that the last waits count stages, too
   };
   TriggerDependentLaunch();
   GridDependencySynchronize();
@@ -187,12 +189,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int warp_row = warp / (kColumns / kWarpSide) * kWarpSide;
   const int warp_column = warp % (kColumns / kWarpSide) * kWarpSide;
+  // The row that a lane addresses for ldmatrix: of a, 16 rows of 2 pieces; of b, 2
+  // pieces of each of two groups of 8 rows.
   const int from_a = PieceOffset(warp_row + lane % 16, lane / 16);
   const int from_b = kRows * kStepBytes +
                      PieceOffset(warp_column + lane / 16 * 8 + lane % 8, lane / 8 % 2);
   int32_t sums[kOperands][kTiles][kProducts][4] = {};
 #pragma unroll 1
   for (uint32_t step = 0; step < steps; ++step) {
+    // Until all threads have copied this stage, and have read the stage of the previous
+    // step, which load_stage() overwrites.
     __pipeline_wait_prior(kStages - 2);
     __syncthreads();
     load_stage();

@@ -3,10 +3,10 @@
 
 // Chooses the kernel path of convolutions with coded weights. They run as capsule
 // convolutions with one-row poses: on tensor cores with a filter packed from codes, or
-// in FMA with decoded weights. Powers of two are exact in every type, so if TF32 is not
-// allowed, only the activations are split: into two TF32 parts, or for wgmma into three
-// bfloat16 parts, which is twice as fast and loses nothing. 16-bit images that no
-// tensor-core path accepts are widened to float.
+// in FMA with decoded weights. Powers of two are exact in every type. So if TF32 is not
+// allowed, only the activations are split: into two TF32 parts for mma, and for wgmma
+// into three bfloat16 parts, which is twice as fast and loses nothing. 16-bit images
+// that no tensor-core path accepts are widened to float.
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -25,6 +25,8 @@ Convolution::Convolution(const Problem& p, bool backward)
       codes(p.kernel_height * p.kernel_width * p.in_channels * p.out_channels),
       source(p.batch * p.in_height * p.in_width * p.in_channels),
       target(p.batch * p.out_height * p.out_width * p.out_channels) {
+  // On tensor cores a pose has kQuad channels if it divides their number, else all. The
+  // filter's strides index codes, [taps][in_channels][out_channels].
   using capsule_conv::kQuad;
   const int64_t in = p.in_channels % kQuad == 0 ? kQuad : p.in_channels;
   const int64_t out = p.out_channels % kQuad == 0 ? kQuad : p.out_channels;
@@ -42,6 +44,7 @@ Convolution::Convolution(const Problem& p, bool backward)
       std::swap(filter.element, filter.out_element);
     }
   }
+  // AsPoses() divides by the channels, of which an empty tensor may have none.
   const bool empty = source == 0 || target == 0;
   poses = empty ? AsPoses(p, 1, 1) : AsPoses(p, p.in_channels, p.out_channels);
   if (backward) std::swap(source, target);

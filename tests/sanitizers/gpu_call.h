@@ -104,8 +104,8 @@ struct OnGpu {
   size_t next = 0;
 };
 
-// Returns the magnitude of an operand, the code of a weight's magnitude, or an
-// exponent.
+// Returns the magnitude of an operand, or the code of a weight's magnitude. Exponents
+// do not change.
 inline double Magnitude(double x) { return std::abs(x); }
 inline int64_t Magnitude(int64_t exponent) { return exponent; }
 inline uint8_t Magnitude(uint8_t code) {
@@ -143,6 +143,7 @@ struct OnCpu {
   Bytes scratch;
 };
 
+// Returns the results of the CPU in double precision.
 template <typename Op>
 Values Reference(const typename Op::Problem& problem, const Call& call,
                  bool magnitudes) {
@@ -161,7 +162,8 @@ Values Reference(const typename Op::Problem& problem, const Call& call,
   return values;
 }
 
-// Plans an op on a problem, without operands. Returns the plan's error, if any.
+// Plans an op on a problem, and describes its tensors without filling them. Returns the
+// plan's error, if any.
 template <typename Op, typename T>
 LaunchError MakeCall(const GpuExec& exec, const typename Op::Problem& problem,
                      const Counts& counts, Call* call) {

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Looks for results that vary. A chain of calls runs on one stream as in a framework:
-// calls do not wait, they share a workspace, and each result is the next call's operand
-// if it fits. Results and workspace are overwritten before each run.
+// Looks for results that vary from run to run. A chain of calls runs on one stream as
+// in a framework: nothing waits between calls, they share a workspace, and each result
+// is the next call's operand if it fits. Results and workspace are overwritten before
+// each run.
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -19,6 +20,7 @@ constexpr int kCalls = 3;                   // calls per chain
 constexpr int kAlone = 60, kCrowded = 240;  // runs of a chain, alone and with others
 constexpr int kDraws = 30;  // attempts at drawing a problem that a path accepts
 
+// A chain of calls, and the results of its first run.
 class Chain {
  public:
   Chain(const HuntOptions& options, const std::vector<Path*>& paths, uint32_t seed)
@@ -46,6 +48,8 @@ class Chain {
     Finish("first run");
   }
 
+  // Runs the chain `times` times, and counts the bytes that differ from the first run's
+  // results.
   void Repeat(int times, const char* how) {
     for (int i = 0; i < times; ++i) {
       Run(false);
@@ -65,6 +69,7 @@ class Chain {
   }
 
  private:
+  // Plans a random problem that the path accepts.
   Call Plan(Path* path) {
     for (int i = 0; i < kDraws; ++i) {
       Call call;
@@ -158,7 +163,7 @@ void Hunt(const HuntOptions& options, const std::vector<Path*>& paths) {
         .count();
   };
   Source draw(options.seed);
-  std::vector<Path*> turn;  // paths still to run in this pass over all, shuffled
+  std::vector<Path*> turn;  // the paths left in this pass over all, in random order
   int rounds = 0;
   for (; seconds() < options.seconds; ++rounds) {
     // A path is in at most one chain per round, so its counts need no lock.

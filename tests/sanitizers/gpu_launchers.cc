@@ -30,8 +30,9 @@ struct Item {
   size_t problem;
 };
 
-// Returns one of `shards` runs of consecutive items that take about equally long. Items
-// of a path stay together because tools take long over each new kernel.
+// Divides the items into `shards` sequences that take about equally long, and returns
+// one of them. Items of a path stay together because tools take long over each new
+// kernel.
 std::vector<Item> Share(std::vector<Path>& paths, size_t most, int64_t shard,
                         int64_t shards) {
   // Routing launches many kernels, so it takes several times as long under the tools.

@@ -22,11 +22,11 @@ namespace capsops {
 inline void Need(cudaError_t error, const std::string& where) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "%s: %s\n", where.c_str(), cudaGetErrorString(error));
-  std::_Exit(2);  // other threads go on until here
+  std::_Exit(2);  // without destructors, since other threads are still running
 }
 
-// Device memory of exactly `bytes` bytes up to the end of an allocation, which begins
-// `shift` bytes earlier.
+// Device memory of `bytes` bytes that begins `shift` bytes into an allocation and ends
+// with it, so that memcheck reports any access past its end.
 class Memory {
  public:
   explicit Memory(int64_t bytes, int64_t shift = 0) : bytes_(bytes) {
@@ -92,8 +92,8 @@ struct LoadedCall {
     const bool shifted = !path->aligned() && draw.Below(2) == 1;
     // Some exponents exceed what kernels multiply by at once, or what the type holds.
     call.top_exponent = draw.Pick({3, 3, 3, 70, -70, 1000, -1000});
-    // This op has a zero point in its place. Numbers below it have smaller magnitudes
-    // than those above it.
+    // InqConvInt8 has its zero point in this place. Below 128, clipping never leaves
+    // |x| smaller than it leaves x, so the results for magnitudes bound the terms.
     if (path->op == "InqConvInt8") call.top_exponent = draw.Pick({0, 3, 100});
     for (Tensor& tensor : call.tensors) {
       tensors.emplace_back(tensor.bytes(), shifted ? tensor.element : 0);
@@ -124,7 +124,7 @@ struct LoadedCall {
     const LaunchError error = call.run(call, exec, on, workspace);
     if (error.empty()) return;
     std::fprintf(stderr, "%s: %s\n", text().c_str(), error.text().c_str());
-    std::_Exit(2);  // other threads go on until here
+    std::_Exit(2);  // without destructors, since other threads are still running
   }
   // Waits for the stream, and returns the results.
   std::vector<Bytes> Results(cudaStream_t stream) const {
@@ -141,13 +141,14 @@ struct LoadedCall {
     }
     return true;
   }
-  // Whether a value is large or infinite because the exact one may exceed the type's
-  // largest number.
+  // Whether a value is large or infinite because the exact one, with an error of `may`,
+  // may exceed the type's largest number.
   static bool Beyond(double value, double exact, double may, double most) {
     return (value > most / 2 && exact + may > most) ||
            (value < -most / 2 && exact - may < -most);
   }
-  // The rounding errors of terms that cancel in double precision, relative to these.
+  // An upper bound of the rounding errors in double precision of terms that cancel,
+  // relative to the largest result.
   static constexpr double kCanceled = 1e-12;
 
   static double Largest(const std::vector<double>& values, double largest) {
@@ -155,7 +156,7 @@ struct LoadedCall {
     return largest;
   }
   // Returns the largest error of the results as a multiple of the path's tolerance.
-  // Sets `text` to a description if that is over 1.
+  // Sets `text` to a description if that exceeds 1.
   double Error(const std::vector<Bytes>& results, std::string* text) const {
     const Values wanted = call.reference(call, false);
     const Values terms = path->linear() ? call.reference(call, true) : Values();
@@ -176,7 +177,7 @@ struct LoadedCall {
         const double error = Beyond(value, exact, may, tensor.range.most)
                                  ? 0
                                  : std::abs(value - exact) / may;
-        if (error <= worst) continue;  // a NaN goes on
+        if (error <= worst) continue;  // false for NaN
         worst = error == error ? error : std::numeric_limits<double>::infinity();
         if (worst > 1) {
           *text = "element " + std::to_string(i) + " of tensor " + std::to_string(t) +

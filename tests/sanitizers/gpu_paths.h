@@ -83,7 +83,7 @@ inline LaunchError PlanForced(const std::string& op, const std::string& kernel,
   return error;
 }
 
-// The names that an error about an unknown kernel lists.
+// Returns the names of kernels that an error about an unknown one lists.
 inline std::vector<std::string> ListedKernels(const std::string& error) {
   const std::string before = "but the kernels are ";
   std::vector<std::string> names;

@@ -23,7 +23,7 @@ inline std::vector<Family<capsule_prediction::Problem>> FamiliesOf(
       {{5, 7, 10, 16, 8}, {3, 4, 4, 16, 16}, {4, 3, 64, 16, 5}},
       {{&P::batch, {0, 1, 2, 3, 4, 31, 32, 33, 63, 64, 65, 129}},
        {&P::in_caps, {0, 1, 2, 63, 64, 65}},
-       // Some need tiles of 1, 2, 4 or 5 columns per lane, and many tiles.
+       // Some need 1, 2, 4 or 5 columns per lane, and some many tiles.
        {&P::out_caps, {0, 1, 2, 8, 9, 14, 28, 33, 40, 50, 64, 80, 81}},
        {&P::out_dim, {0, 1, 3, 4, 5, 15, 17, 32, 33, 64, 65}},
        {&P::in_dim, {0, 1, 3, 7, 9, 15, 16, 17, 24, 31, 32, 33, 65, 130}}});
@@ -53,7 +53,7 @@ inline std::vector<Family<capsule_routing::Problem>> FamiliesOf(
   return families;
 }
 
-// The dimensions of a window, with sizes for each.
+// Returns the dimensions of a window, with sizes for each.
 template <typename P>
 decltype(Family<P>::dimensions) WindowDimensions() {
   return {{&P::batch, {0, 1, 3, 4, 5}},
@@ -69,7 +69,8 @@ decltype(Family<P>::dimensions) WindowDimensions() {
           {&P::pad_left, {0, 2, 9}}};
 }
 
-// A small padded convolution; `sizes` are channels and pose sizes.
+// Returns a small padded convolution. `sizes` are those of channels and poses, in the
+// order of `dimensions`.
 inline capsule_conv::Problem Convolution(const std::vector<int64_t>& sizes) {
   capsule_conv::Problem p;
   p.batch = 2;
@@ -89,7 +90,8 @@ inline std::vector<Family<capsule_conv::Problem>> FamiliesOf(
   using P = capsule_conv::Problem;
   const std::vector<int64_t> channels = {0,  1,  2,  3,  4,  5,  7,  8, 9,
                                          15, 16, 17, 31, 32, 33, 64, 65};
-  // Pose matrices, wgmma, gathered patches, tensor maps, and plain convolutions.
+  // Families for pose matrices, wgmma, gathered patches, tensor maps, and plain
+  // convolutions.
   auto families = Families<P>({Convolution({4, 8, 1, 4, 4, 4})}, WindowDimensions<P>());
   Append(&families,
          Families<P>({Convolution({4, 8, 1, 4, 4, 4}), Convolution({8, 16, 1, 4, 4, 4}),
@@ -232,7 +234,8 @@ inline std::vector<Family<inq_decode::Problem>> FamiliesOf(const inq_decode::Pro
                                                 {&P::bits, {2, 3, 4, 6, 7, 8}}});
 }
 
-// Sets the dimensions that follow from others. Families give channels per group.
+// Sets the dimensions that follow from others. Families of high-order convolution give
+// the channels per group.
 inline void Complete(capsule_prediction::Problem*) {}
 inline void Complete(capsule_routing::Problem*) {}
 inline void Complete(inq_decode::Problem* p) {

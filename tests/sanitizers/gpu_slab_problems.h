@@ -63,7 +63,7 @@ inline std::vector<Family<capsule_conv_routing::Problem>> FamiliesOf(
                    {&P::iterations, {1, 2, 5, 12}},
                    {&P::shared_weights, {0}},
                    {&P::leaky, {1}}});
-  // Products of slabs by kernels of their own, which take whole steps and boxes.
+  // Sizes that OwnProducts accepts: whole steps and boxes.
   P read = base(8, 8, 32, 4, 16), strided = base(16, 4, 16, 8, 16);
   P deep = base(8, 4, 16, 8, 16);
   read.pad_left = strided.pad_left = deep.pad_left = 1;

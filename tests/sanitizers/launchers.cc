@@ -3,10 +3,10 @@
 
 // Runs every op on the CPU in every type, without a framework, for `make test
 // SANITIZE=...`. Each random problem runs first alone and then from 8 threads, pairs of
-// which run the same problem at the same time. They share cached plans, and each splits
-// its work among threads of its own. Results must equal those of the first run bit by
-// bit, even after calls that ran out of memory. Tensors are allocated with exactly
-// their size, and aligned only as their type requires.
+// which run the same problem at the same time. The 8 threads share cached plans, and
+// each splits its work among three of its own. Results must equal those of the first
+// run bit by bit, even after calls that ran out of memory. Tensors are allocated with
+// exactly their size, and aligned only as their type requires.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -32,7 +32,7 @@ constexpr int kProblems = 40;       // problems per op
 constexpr int64_t kMostWork = 3e5;  // most multiply-adds per problem
 constexpr int kThreads = 8;
 
-// With `starve`, `starving` is set once a plan has its workspace: then new fails.
+// If `starve`, allocations fail once a plan has its workspace: `starving` is then true.
 std::atomic<bool> starve = false;
 std::atomic<bool> starving = false;
 
@@ -204,7 +204,7 @@ int Main() {
 }  // namespace
 }  // namespace capsops
 
-// Scratch allocates with these.
+// Replacements for the allocation functions that Scratch calls.
 void* operator new(size_t bytes, std::align_val_t alignment,
                    const std::nothrow_t&) noexcept {
   void* data = nullptr;

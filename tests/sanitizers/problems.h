@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared by the programs of this folder: random numbers and small problems, and each
-// problem's ops, their tensors and their work.
+// Shared by the programs of this folder: random numbers, and each problem's ops, their
+// tensors and their work.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ using Counts = std::vector<int64_t>;  // elements of each tensor of a plan
 
 constexpr int32_t kTopExponent = 3;  // exponent of the largest weight of INQ codes
 
-// Draws numbers between 0.5 and 1 in magnitude, times 2^-shift, codes that any `bits`
-// allow, and exponents.
+// Draws numbers between 0.5 and 1 in magnitude, times 2^-shift, weight codes that any
+// number of bits allows, and exponents.
 class Source {
  public:
   Source() = default;
@@ -94,7 +94,7 @@ inline int64_t Weights(const capsule_conv_routing::Problem& p) {
   return p.kernel_depth * p.kernel_height * p.kernel_width * p.in_dim * p.parents *
          p.out_dim;
 }
-// Without input dimensions or types there is routing to do.
+// Counts routing, too, which remains if in_dim or types is 0.
 inline int64_t Work(const capsule_conv_routing::Problem& p) {
   const int64_t pairs = std::max<int64_t>(p.types, 1) * p.parents * p.out_dim;
   return OutPixels(p) * std::max(p.types * Weights(p), p.iterations * pairs);
@@ -158,8 +158,8 @@ template <typename Op, typename P>
 int ShiftOf(const Op&, const P&, size_t) {
   return 0;
 }
-// Weights are scaled so that votes have a length of about 1. The shares of longer ones
-// jump from parent to parent with the last bits of the votes.
+// Weights are scaled so that votes have a length of about 1. Shares of longer votes
+// would jump from parent to parent with the last bits of the votes.
 inline int ShiftOfWeights(const capsule_conv_routing::Problem& p) {
   const int64_t squares = Weights(p) / p.parents;
   return squares == 0 ? 0 : std::ilogb(squares) / 2;

@@ -32,16 +32,16 @@ struct TapAxis {
         pad(static_cast<int>(pad)) {}
 
   // Returns the position of the image that position n of the votes reads by a tap, or
-  // kNone. With `several`, considers as many positions of the votes from n on. Returns
-  // what the first of them reads, which is negative if only others read something.
+  // kNone. With `several`, n stands for that many positions from n on: returns what the
+  // first one reads, a negative number if only later ones read the image.
   __device__ int Read(int n, int tap, int several = 1) const {
     const int from = n * stride + tap * dilation - pad;
     return from + (several - 1) * stride >= 0 && from < read ? from : kNone;
   }
   // Returns the position of the votes that reads position n of the image by a tap, or
-  // kNone. With `several`, considers the image positions n, n + stride, and so on,
-  // which adjacent positions of the votes read. Returns the first of these, which is
-  // negative if only later ones exist.
+  // kNone. With `several`, n stands for that many image positions n, n + stride, and so
+  // on, which adjacent positions of the votes read: returns the first of these, a
+  // negative number if only later ones exist.
   __device__ int Reader(int n, int tap, int several = 1) const {
     const int from = n + pad - tap * dilation, at = from / stride;
     return at > -several && at < count && at * stride == from ? at : kNone;

@@ -1,8 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Replaces the votes of pixels by their gradients, with the votes in memory. Routes the
-// pixels first, and keeps the results of all iterations.
+// Replaces the votes of pixels by their gradients, with the votes in shared or global
+// memory. A block handles tiles of pixels, one after another (tile.cuh). It first
+// routes the pixels, and keeps the results of all iterations; then it goes back through
+// the iterations. cc/launch/capsule_conv_routing.h has the formulas.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/launch.cuh"
@@ -11,8 +13,9 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// The results that are kept of a pixel, for iterations r counted from 0. totals(r)
-// gives the shares of iteration r + 1.
+// The kept results of a pixel, for iterations r counted from 0: sums s, totals V,
+// shares c, and the gradients of shares or logits. totals(r) gives the shares of
+// iteration r + 1.
 template <typename Tile>
 struct Kept {
   using A = typename Tile::A;
@@ -161,8 +164,8 @@ __device__ void StoreVoteGrads(Tile& tile, S* votes) {
   });
 }
 
-// Adds the gradients that the block's pixels have added up to the block's part: those
-// of the bias, then those of logits.
+// Adds the gradients of the bias and of logits to the block's part of the partial sums,
+// in this order. Each pixel of the tile has summed its own.
 template <typename Tile, typename A>
 __device__ void AddSums(const Tile& tile, A* part) {
   const Tiling& z = tile.z;
@@ -216,6 +219,8 @@ __global__ void __launch_bounds__(kMostThreads)
       SumGrads(tile, r);
       LogitGrads(tile, r);
       if (r == 0) break;
+      // The gradient of V adds to the gradients of the outputs of all earlier
+      // iterations. These do not include the gradient of the last output, `grad`.
       tile.ForParents([&](int pixel, int parent) {
         const Kept<Tile> kept(tile, pixel);
         A* const grads = kept.own + z.output_grads;

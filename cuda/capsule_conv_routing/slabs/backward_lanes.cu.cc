@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Replaces the votes of pixels by their gradients, with the votes in registers. Shared
-// memory keeps the results of all iterations. Each lane reads only what it stored
-// itself.
+// Replaces the votes of pixels by their gradients, with the votes in registers. A group
+// of lanes handles a pixel (lanes.cuh). It first routes the pixel, and keeps the
+// results of all iterations in shared memory; then it goes back through the iterations.
+// Each lane reads only what it stored itself, so that these results need no barriers.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/lanes.cuh"
@@ -11,7 +12,8 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// A lane's shared memory, in slots of 16 bytes; functions return slot numbers. For each
+// A lane's shared memory, in slots of 16 bytes; functions return slot numbers. The
+// lanes of a block interleave their slots, which avoids bank conflicts. For each
 // iteration r, counted from 0, there are sums, shares, gradients of logits and, except
 // for the last, totals, which give the shares of iteration r + 1. After these come the
 // gradients of bias and logits that the lane adds up over its pixels.
@@ -110,8 +112,8 @@ __device__ void SumGrads(const Pixel& at, const float (&grads)[kNumbers],
   }
 }
 
-// Adds the gradients that the block's lanes have added up to the block's part: those of
-// the bias, then those of logits.
+// Adds the gradients of the bias and of logits to the block's part of the partial sums,
+// in this order. Each lane has summed those of its pixels.
 template <typename Kept>
 __device__ void AddSums(const Tiling& z, const Kept& kept, float* part) {
   __syncthreads();
@@ -183,6 +185,8 @@ __global__ void __launch_bounds__(kLaneThreads, LaneBlocks(kTypes, kQuads, true)
       kept.Store(dots, kept.logit_grads(r));
       if (valid) kept.Add(dots, kept.logit_sums());
       if (r == 0) break;
+      // The gradient of V adds to the gradients of the outputs of all earlier
+      // iterations. These do not include the gradient of the last output, `grad`.
       if (r == z.iterations - 1) {
 #pragma unroll
         for (int n = 0; n < kNumbers; ++n) grads[n] = 0;

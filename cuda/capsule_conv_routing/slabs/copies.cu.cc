@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Copies the operands of a slab's convolution, adds the gradients of the copies, and
-// adds partial sums.
+// adds partial sums. All operands are in global memory, and a thread handles packs of
+// up to 16 bytes.
 #include "cuda/capsule_conv_routing/slabs/copies.h"
 
 #include <algorithm>
@@ -17,13 +18,14 @@ namespace capsops::capsule_conv_routing::slabs {
 
 constexpr int kThreads = 256;
 
-// The number of blocks for `count` threads, each of which may handle several items.
+// Returns the number of blocks for `count` items. With many items, threads loop over
+// several.
 inline int Blocks(const GpuExec& exec, int64_t count) {
   return static_cast<int>(
       std::min(CeilDivide(count, kThreads), int64_t{16} * exec.device.processors));
 }
 
-// Calls visit(n) for the n < count of this thread.
+// Calls visit(n) for each item n < count of this thread.
 template <typename Visit>
 __device__ void ForEach(int64_t count, const Visit& visit) {
   GridDependencySynchronize();
@@ -56,7 +58,8 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Adds the gradient of that copy to `sums`, the gradient of weights.
+// Adds `copy`, the gradient of CopyWeightsKernel's copy, to `sums`, the gradient of
+// weights.
 template <typename S, int kPack, typename A>
 __global__ void __launch_bounds__(kThreads)
     AddWeightsKernel(const Relay relay, const S* copy, A* sums) {
@@ -102,8 +105,9 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-// Adds the gradient of that copy to the input's gradient, a pack at a time, for the
-// rows that the patch reads in the frames from `first` on.
+// Adds `copy`, the gradient of CopyImageKernel's copy, to the input's gradient, a pack
+// at a time, for the rows that the patch reads in the frames from `first` on. A thread
+// adds up all channels of the copy that come from its pack.
 template <typename S, int kPack, typename Int>
 __global__ void __launch_bounds__(kThreads)
     AddImageKernel(const Patch patch, int64_t first, int64_t count, const S* copy,
@@ -171,7 +175,8 @@ __global__ void __launch_bounds__(kPartColumns* kPartRows)
   capsops::Narrow(sum, n < first ? to_first + n : to_second + n - first);
 }
 
-// Calls launch(pack) with the number of elements to copy at once, given those of a row.
+// Calls launch(pack) with the number of elements to copy at once, if contiguous runs
+// have `row` elements.
 template <typename S, typename Launch>
 LaunchError WithPack(int64_t row, const Launch& launch) {
   constexpr int kPack = 16 / sizeof(S);

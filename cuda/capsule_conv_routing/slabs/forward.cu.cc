@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routes pixels, with their votes in memory.
+// Routes pixels, with their votes in shared or global memory. A block routes tiles of
+// pixels, one after another; tile.cuh has the steps and the tasks of its threads.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/launch.cuh"

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routes pixels, with their votes in registers.
+// Routes pixels, with their votes in registers. A group of lanes routes a pixel from
+// its votes in global memory to its parents; lanes.cuh has the steps.
 #include <cstdint>
 
 #include "cuda/capsule_conv_routing/slabs/lanes.cuh"

@@ -2,15 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Adds a slab's gradient of the image to the gradient of the input, with
-// ImageGradKernel. There are two ways:
-//   direct  windows have one horizontal tap, no horizontal stride and no padding, so
-//           votes at position n read position n of the image. TMA adds the products to
-//           it.
-//   tiles   the products of all horizontal taps are first added up in shared memory. A
-//           tile has whole pixels of a row of the votes, or whole rows. Its halo, the
-//           image pixels that it shares with the next tile, goes to the workspace, and
-//           a second kernel adds it. Each pixel is thus always added to in the same
-//           order.
+// ImageGradKernel (image.cuh). There are two ways:
+//   direct  If windows have one horizontal tap, no horizontal stride and no padding,
+//           votes at position n read position n of the image, and TMA adds the products
+//           to it.
+//   tiles   Otherwise, the products of all horizontal taps are first added up in shared
+//           memory. A tile has whole pixels of a row of the votes, or whole rows. Its
+//           halo, the image pixels that it shares with the next tile, goes to the
+//           workspace, and AddHalosKernel adds it. So additions to a pixel always have
+//           the same order.
 #include "cuda/capsule_conv_routing/slabs/image.cuh"
 
 #include <algorithm>
@@ -24,7 +24,8 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // The epilogue works in rounds. In each, shared memory has the products of all
 // positions of a tile for some channels of all horizontal taps: at most kRoundColumns
-// columns. The pitch of its rows avoids bank conflicts of stores.
+// columns. With a pitch of 88 floats, the four rows that half a warp stores to are in
+// different banks.
 constexpr int kRoundColumns = 80, kPitch = 88;
 
 // Epilogue of "tiles": adds up the horizontal taps of each image pixel. Also the
@@ -138,7 +139,7 @@ struct AddPixels {
       SyncGroup(group);
       const int first = tile.column_tile * tile_channels;
       AddRound(w, tile, round, first + begin, min(first + tile_channels, dim));
-      SyncGroup(group);
+      SyncGroup(group);  // until all warps have read this round
     }
   }
 
@@ -204,8 +205,9 @@ struct AddPixels {
 
 constexpr int kHaloThreads = 256;
 
-// Adds all halos to the image, `quads` times four elements. Each of `rows` rows of a
-// frame has `between` halos: one per tile, except for the last.
+// Adds all halos to the image, one of `quads` quads of elements at a time per thread.
+// Each of `rows` rows of a frame has `between` halos: one per tile, except for the
+// last.
 template <typename S>
 __global__ void __launch_bounds__(kHaloThreads)
     AddHalosKernel(const AddPixels<S> p, int rows, int between, int quads) {
@@ -238,8 +240,8 @@ bool IsDirect(const Problem& p) {
   });
 }
 
-// Unless all phases are direct, leaves to convolutions: windows with more than 10
-// horizontal taps or with gaps wider than a tile, and images of over 64 types.
+// Leaves the following to convolutions, unless all phases are direct: windows with more
+// than 10 horizontal taps or with gaps wider than a tile, and images of over 64 types.
 bool AddsImage(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >

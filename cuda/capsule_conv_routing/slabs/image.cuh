@@ -1,9 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The product of the image's gradient: a matrix product over rows of a slab. A row of
-// the product is a position, (pixel, type), of the gradient of votes, and its columns
-// are the channels of all horizontal taps. A vertical tap selects the row to read.
+// The product of the image's gradient: a matrix product per row of the image. Its rows
+// are positions, (pixel, type), of the gradient of votes, and its columns are the
+// channels of all horizontal taps. It sums over the numbers of a position and over the
+// vertical and depth taps, which select the rows of the votes to read. product.cuh
+// describes the threads and the pipeline.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -201,7 +203,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     SetMaxRegisters<kMany, true>();
     PipelineState at;
     int box = 0, turn = 0, turn_parity = 0;
-    bool waits = group == 1;
+    bool waits = group == 1;  // the first tile of group 0 has nothing to wait for
     ForImageTiles(w, [&](const ImageTile& tile) {
       const int steps =
           CountTaps<false>(w.z, w.y, tile.frame, tile.row, w.tile_rows) * w.chunks;

@@ -2,10 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The steps of routing for a pixel whose votes are in the registers of a group of
-// lanes. Each parent has `lanes` lanes, and each of these holds kQuads quads of its
-// numbers. Lanes past the last parent have votes and shares of zero. If a pixel has
-// many types, the warps of its block share the types, and exchange only sums over
-// types.
+// lanes, at most a warp. Each parent has `lanes` lanes, and each of these holds kQuads
+// quads of its numbers. Lanes exchange sums and maxima by shuffles. Lanes past the last
+// parent have votes and shares of zero. If a pixel has many types, the four warps of a
+// block share the types, and exchange sums over types through shared memory.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class PixelLanes {
   static constexpr int kNumbers = 4 * kQuads;
   using Squash = capsule_routing::Squash<float>;
 
-  // Warps that divide a pixel exchange sums in `exchanged`, shared memory.
+  // Warps that share a pixel exchange sums in `exchanged`, shared memory.
   __device__ PixelLanes(const Tiling& tiling, const S* logits, float4* exchanged)
       : z(tiling),
         lane(threadIdx.x % z.group),
@@ -175,8 +175,9 @@ class PixelLanes {
     }
   }
 
-  // Adds up numbers over the warps of the block, in a fixed order. With two buffers in
-  // turn, one barrier per call is enough.
+  // Adds up numbers over the warps of the block, in a fixed order. One barrier per call
+  // is enough, because calls alternate between two buffers: a warp fills the other one
+  // while others may still read this one.
   __device__ void AddWarps(float (&numbers)[kNumbers]) {
     turn_ ^= 1;
     float4* const parts = exchanged_ + turn_ * kQuads * kLaneThreads;

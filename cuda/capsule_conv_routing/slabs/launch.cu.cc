@@ -20,7 +20,7 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Why no kernel can route such pixels; else empty.
+// Returns why no kernel can route such pixels, or "".
 std::string Refusal(const Problem& p) {
   const int64_t largest = std::max({p.types, p.parents, p.out_dim});
   if (largest <= kMostSize || IsEmpty(p)) return "";
@@ -28,7 +28,7 @@ std::string Refusal(const Problem& p) {
          std::to_string(kMostSize) + " are possible";
 }
 
-// The smallest power of two that reaches `least` or `most`.
+// Returns the smallest power of two that is at least `least` or at least `most`.
 int PowerOfTwo(int64_t least, int64_t most) {
   int power = 1;
   while (power < least && power < most) power *= 2;
@@ -58,7 +58,9 @@ void Arrange(bool gradient, Tiling* z) {
   z->block = z->first_shares + RoundUp(pairs, 4);
 }
 
-// Plans votes in registers, if a lane's share fits.
+// Plans votes in registers, with the fewest quads per lane, and so the most lanes per
+// parent, for which the lanes of all parents fit in a warp. If a lane would have too
+// many votes, or the block too many results, leaves z->quads at 0.
 void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
   constexpr int kMostQuads = 16;
   constexpr int kWarps = kLaneThreads / 32;
@@ -80,6 +82,7 @@ void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
       z->quads = 0;
       continue;
     }
+    // CUDA reserves 1 KB of shared memory per block.
     const int64_t resident =
         std::min<int64_t>(LaneBlocks(z->lane_types, quads, gradient),
                           device.processor_shared / (shared + 1024));
@@ -122,7 +125,8 @@ Tiling PlanTiling(const GpuDevice& device, const Problem& p, bool gradient) {
   if (!z.shared) Arrange(gradient, &z);
   const int64_t threads = int64_t{z.pixels} * z.parents * z.lanes;
   z.threads = static_cast<int>(std::min<int64_t>(RoundUp(threads, 32), kMostThreads));
-  // As many blocks as fit on the multiprocessors, or fewer if they need much memory.
+  // As many blocks as fit on the multiprocessors, which hold 2048 threads each, or
+  // fewer if they need much memory.
   int64_t blocks = 2048 / z.threads;
   if (z.shared) {
     blocks = std::min<int64_t>(

@@ -18,7 +18,7 @@ __device__ inline int64_t* TilePlaces() {
   extern __shared__ __align__(16) unsigned char shared[];
   return reinterpret_cast<int64_t*>(shared);
 }
-// The block's memory, in shared memory or in `space`.
+// The block's results, in shared memory or in `space`, global memory.
 template <bool kShared, typename A>
 __device__ A* BlockState(const Tiling& z, A* space) {
   if constexpr (kShared) {

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Packs the weights of the product that computes votes.
+// Packs the weights of the product that computes votes: transposes them, since wgmma
+// needs TF32 operands with adjacent terms, here the channels.
 #include <cstdint>
 
 #include "cc/launch/round.h"
@@ -13,7 +14,8 @@ namespace capsops::capsule_conv_routing::slabs {
 constexpr int kPackThreads = 256;
 
 // Transposes the matrices of all taps, [dim][columns]. A block transposes 32 columns of
-// 32 elements. blockIdx.z is the tap.
+// 32 elements through shared memory, where a pitch of 33 avoids bank conflicts.
+// blockIdx.z is the tap.
 template <typename S>
 __global__ void __launch_bounds__(kPackThreads)
     PackWeightsKernel(int dim, int columns, const S* weights, S* packed) {

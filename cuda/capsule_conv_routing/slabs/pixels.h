@@ -2,12 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The tiling of kernels that route pixels. A block routes tiles of `pixels` pixels, one
-// after another, with a group of `lanes` lanes for each parent of a pixel.
+// after another, with a group of `lanes` lanes for each parent of a pixel. The numbers
+// of a parent are the elements of its vector, `dim` of them.
 //
-// If `quads` is not 0, votes are in registers (lanes.cuh). Otherwise lanes handle
-// `vector` numbers at a time, and each row of logits has a group of `row_lanes` lanes
-// (tile.cuh). If `shared`, votes and all results of a pixel are in shared memory; else
-// votes are read from global memory and results are in the workspace.
+// If `quads` is not 0, a lane loads its votes from global memory to registers once per
+// pixel (lanes.cuh). Otherwise lanes handle `vector` numbers at a time, and each row of
+// logits has a group of `row_lanes` lanes (tile.cuh). If `shared`, votes and all
+// results of a pixel are in shared memory; else votes are read from global memory in
+// each step, and results are in the workspace.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +23,13 @@ namespace capsops::capsule_conv_routing::slabs {
 constexpr int kMostThreads = 256;
 // Threads per block if votes are in registers.
 constexpr int kLaneThreads = 128;
-// A tile has at most 32 pixels. Their places are at the beginning of shared memory.
+// A tile has at most 32 pixels. Shared memory begins with their places in the output.
 constexpr int kMostPixels = 32;
 constexpr int kPlaceBytes = kMostPixels * sizeof(int64_t);
 constexpr int kMostSize = 1 << 28;  // the most types, parents or numbers of a parent
 
-// Resident blocks per multiprocessor, as the registers allow for votes of `types` types
-// and `quads` quads per lane.
+// Blocks per multiprocessor, for launch bounds: as many as registers allow if a lane
+// has `types` types of `quads` quads.
 constexpr int LaneBlocks(int types, int quads, bool gradient) {
   const int votes = types * quads;
   if (votes >= 16) return types == 16 || quads == 4 ? 3 : 4;
@@ -40,8 +42,8 @@ struct Tiling {
   bool leaky;
   float epsilon;
 
-  int lanes, pixels;
-  int blocks;  // the most blocks of a launch
+  int lanes, pixels;  // lanes per parent of a pixel, pixels per tile
+  int blocks;         // the most blocks of a launch
 
   // Votes in registers: quads and types of a lane, lanes of a pixel in a warp, and
   // whether the warps of a block share the types of a pixel.

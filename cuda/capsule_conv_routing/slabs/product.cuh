@@ -4,10 +4,10 @@
 // Building blocks of the wgmma kernels for slabs: a pipeline of stages in shared
 // memory, the consumers' main loop, and an epilogue with TMA stores. A block computes
 // tiles of 128 rows by 8 kProducts columns, in TF32 (S is float) or in a 16-bit type S.
-// Warps 0 to 7 are two consumer warpgroups, which multiply and store. One warp or
-// thread of the third warpgroup is the producer: it fills the stages with boxes of both
-// operands by TMA. VotesKernel uses the same threads and registers, but tiles and
-// stages of its own.
+// Warps 0 to 7 are two consumer warpgroups, which multiply from shared memory and
+// store. One warp or thread of the third warpgroup is the producer, which fills the
+// stages with boxes of both operands by TMA. VotesKernel uses the same threads and
+// registers, but has its own tiles and stages.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,9 +30,10 @@ constexpr int kTileRows = 128;
 template <typename S>
 constexpr int kStageTerms = kSwizzleBytes / static_cast<int>(sizeof(S));
 constexpr int kProductThreads = 384, kConsumers = 256, kConsumerWarps = 8;
-// Registers per thread: at launch, of consumers, and of the producer.
+// Registers per thread: at launch, of consumers, and of the producer. Moving them
+// between warpgroups needs 256 kMany + 128 kFew <= 384 kRegisters.
 constexpr int kRegisters = 168, kMany = 232, kFew = 40;
-constexpr int kAlignment = 1024;
+constexpr int kAlignment = 1024;  // the period of the 128-byte swizzle
 // Each consumer warp has two boxes of 16 rows by 32 columns: TMA stores one while the
 // warp fills the other.
 constexpr int kBoxRows = 16, kStoreColumns = 32;
@@ -148,10 +149,11 @@ __device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
       }
     }
     WgmmaCommit();
-    WgmmaWait<1>();
+    WgmmaWait<1>();  // until wgmma has read the previous stage
     if (before >= 0) Release(before);
     before = at->at;
   }
+  // The other warpgroup may issue its products before these end.
   __syncwarp();
   if (threadIdx.x % 32 == 0) turns[1 - group].Arrive();
   WgmmaWait<0>();
@@ -221,6 +223,7 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
 #pragma unroll
     for (int n = first; n < first + 4; ++n) {
       const int byte = ((n - first) * 8 + lane % 4 * 2) * static_cast<int>(sizeof(S));
+      // TMA's swizzle (tensor_map.cuh), which is equal for rows that are 8 apart.
       const int swizzle = row * kStoreLine<S> / kSwizzleBytes % (kStoreLine<S> / 16);
       char* const at =
           to + row * kStoreLine<S> + ((byte / 16 ^ swizzle) * 16) + byte % 16;

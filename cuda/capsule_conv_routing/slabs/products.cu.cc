@@ -28,11 +28,11 @@ bool Serves(const GpuExec& exec, const Problem& p) {
          });
 }
 
-// Uses the kernels except where convolutions measured at least as fast
+// Uses the kernels, except where convolutions are at least as fast
 // (docs/notebook/slim_capsules.md):
-// - votes of 16-bit types: in images with types of fewer than 32 numbers, unless the
+// - votes of 16-bit types, in images with types of fewer than 32 numbers unless the
 //   layer is transposed, and with rows that fill less than a quarter of a tile
-// - gradient of weights: in volumes of float that need several transposed copies
+// - the gradient of weights of volumes in float, if it needs several transposed copies
 template <typename T>
 OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient)
     : p_(p), processors_(exec.device.processors) {

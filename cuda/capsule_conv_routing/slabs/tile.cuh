@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The steps of routing for a tile of pixels, with results in the block's memory. A lane
-// handles the same numbers of its parent in every step, so that groups of lanes
-// exchange only shares and their gradients.
+// The steps of routing for a tile of pixels, with results in shared memory or in the
+// workspace (pixels.h). A group of lanes handles a parent of a pixel, or a row of
+// logits. A lane handles the same numbers of its parent in every step, so that groups
+// exchange only shares and their gradients, which need barriers.
 #ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
 #define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
 
@@ -133,7 +134,7 @@ class Tile {
   template <typename Store>
   __device__ void Dots(int pixel, int parent, const A* vectors,
                        const Store& store) const {
-    constexpr int kTogether = 4;
+    constexpr int kTogether = 4;  // types whose loads and shuffles overlap
     __syncwarp();
     for (int first = 0; first < z.types; first += kTogether) {
       A dots[kTogether] = {};
@@ -167,6 +168,7 @@ class Tile {
 
   // Replaces a row of logits by its softmax over parents, in all lanes of its group.
   __device__ void Softmax(A* row) const {
+    // The maximum begins with 0, the leaky term's logit, or else with the first logit.
     A most = z.leaky || lane >= z.parents ? A{0} : row[lane];
     if (!z.leaky) most = __shfl_sync(~0u, most, 0, z.row_lanes);
     for (int j = lane; j < z.parents; j += z.row_lanes) {
@@ -215,6 +217,7 @@ class Tile {
 
   // Returns the factors of squash of sums whose squared length is `q`.
   __device__ capsule_routing::Squash<A> SquashOf(A q, int parent, const A* sums) const {
+    // All lanes of a warp decide alike, since GroupSum() needs all of them.
     A small = 0;
     if (__any_sync(~0u, q > capsule_routing::kHuge<A>)) {
       ForNumbers([&](int d) {

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Transposes the image of a slab for the gradient of weights.
+// Transposes the image of a slab for the gradient of weights (weights.h).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -14,7 +14,8 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// A block transposes kPositions positions of a row, kDims channels at a time.
+// A block transposes kPositions positions of a row through shared memory, kDims
+// channels at a time.
 constexpr int kPositions = 128, kTransposeThreads = 256, kDims = 32;
 
 // Transposes the rows that a slab reads, [frame][row][pixel][type][dim], to
@@ -24,7 +25,7 @@ template <int kCopies>
 __global__ void __launch_bounds__(kTransposeThreads)
     TransposeImageKernel(const WeightSums w, int height, int quad_bits,
                          const float4* image, float* transposed) {
-  __shared__ float tile[kDims][kPositions + 1];
+  __shared__ float tile[kDims][kPositions + 1];  // padded against bank conflicts
   GridDependencySynchronize();
   const int frame = blockIdx.x / w.y.read, y = blockIdx.x - frame * w.y.read;
   const int quads = w.dim / 4;

@@ -3,10 +3,12 @@
 
 // Computes the votes of a slab straight from the input, by wgmma. The product is
 // transposed: its rows are columns of the votes, and its columns are positions (pixel,
-// type), because wgmma of 64 rows by 256 columns reads the least shared memory. A stage
-// of the pipeline holds all pixels that a tile reads by the horizontal taps of a
-// window: a tap is an offset in shared memory. The two consumer warpgroups work on
-// different tiles, so that one multiplies while the other stores.
+// type), because wgmma of 64 rows by 256 columns reads the least shared memory. A block
+// computes tiles of 64 columns by 256 positions. A producer thread loads pixels and
+// weights by TMA to a ring of stages. A stage holds all pixels that a tile reads by the
+// horizontal taps of a window, so that a tap is an offset in shared memory. The two
+// consumer warpgroups work on different tiles: one multiplies, from shared memory,
+// while the other stores, through shared memory and TMA.
 #include "cuda/capsule_conv_routing/slabs/votes.cuh"
 
 #include <cuda_runtime.h>
@@ -76,7 +78,7 @@ __device__ void StoreVotes(const float (&sums)[kRows][kProducts][4],
       for (int n = 0; n < kStoredPositions / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          // The place of this sum in wgmma's layout.
+          // The place of this sum in wgmma's layout, and in a swizzled box.
           const int column = threadIdx.x % 128 / 32 * 16 + lane / 4 + e / 2 * 8;
           const int line = n * 8 + lane % 4 * 2 + e % 2;
           const int byte = column % kLineColumns * kSize;
@@ -163,8 +165,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       float sums[kRows][kProducts][4];
 #pragma unroll
       for (int row = 0; row < kRows; ++row) Clear(sums[row]);
-      // Barriers have two parities, so a stage of an earlier tile could be taken for
-      // one of this tile. By its turn all of those have been filled.
+      // Wait() only tells odd from even phases of a stage, and this warpgroup has
+      // skipped the other's stages. When its turn comes, all of those have been filled,
+      // so that a stage of an earlier tile cannot be taken for one of this tile.
       if (n != blockIdx.x) {
         memory.turns[group].Wait(turn_parity);
         turn_parity ^= 1;
@@ -193,6 +196,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         }
         WgmmaCommit();
         WgmmaWait<1>();
+        // After the first tap of a stage, wgmma has read all of the previous stage.
         if (tap == 0) {
           release();
           before = at.at;
@@ -201,6 +205,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         tap = 0;
         at.Next(stage.count);
       }
+      // The other warpgroup may issue its products before these end.
       __syncwarp();
       if (threadIdx.x % 32 == 0) memory.turns[1 - group].Arrive();
       WgmmaWait<0>();

@@ -69,8 +69,8 @@ struct VoteTiles {
   }
 };
 
-// The place of a tile: its first row, its number in the row, and its first column.
-// Tiles in the middle rows, which most taps reach, come first.
+// A tile's coordinates: its frame and first row, its number in the row, and its first
+// column. Tiles in the middle rows, which most taps reach, come first.
 struct VoteTile {
   int frame, row, across, column;
 

@@ -57,7 +57,7 @@ VoteTiles::VoteTiles(const Problem& p, const Slab& slab, int element)
 
 // Requires shifts that fit in 16 bits, a stride that TMA can skip, whole pixels in a
 // tile if there is a stride, and room for two stages. A plan for float also answers for
-// 16-bit types, for narrower lines never leave room for fewer stages.
+// 16-bit types, because narrower lines never leave room for fewer stages.
 bool MakesVotes(const Problem& p) {
   constexpr int64_t kMost = 1 << 20;
   if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >

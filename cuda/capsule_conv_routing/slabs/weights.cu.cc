@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Plans and runs the gradient of shared weights over slabs.
+// Plans and runs the gradient of shared weights over slabs (weights.h).
 #include "cuda/capsule_conv_routing/slabs/weights.h"
 
 #include <cuda_runtime.h>
@@ -57,7 +57,7 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
       1, (processors - column_tiles * (row_tiles - 1) * splits) / column_tiles);
 }
 
-// The place of a block: its tile, and its share of the steps.
+// A block's tile, and its share of the steps [begin, end).
 struct SumsPlace {
   int row_tile, column_tile, boxes, begin, end;
 
@@ -76,7 +76,8 @@ struct SumsPlace {
 };
 
 // Computes a tile of the gradient for the block's share of a slab's steps, and adds it
-// to the block's partial sums, or sets them if `first`.
+// to the block's partial sums, or sets them if `first`. A producer warp loads the
+// stages by TMA, and two consumer warpgroups multiply them (weights.cuh).
 template <typename S, int kProducts>
 __global__ void __launch_bounds__(kProductThreads, 1)
     SumWeightsKernel(const __grid_constant__ CUtensorMap grads,
@@ -99,6 +100,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       Digits<int> digits(number);
       const int channel = digits.Next(w.tap_boxes) * w.box;
       const int z_tap = digits.Next(w.z.image.taps);
+      // The tap moves the image by `moved` pixels: `shift` strides, rounded down, and a
+      // remainder. The copy is the one in which `begin` is a multiple of 16 bytes.
       const int moved = digits.Next(w.x_taps) * w.x_dilation - w.x_pad;
       const int shift = (moved - (moved < 0 ? w.x_stride - 1 : 0)) / w.x_stride;
       const int copy = shift & (w.copies - 1);
@@ -127,6 +130,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         }
         if (lane < place.boxes) {
           char* const to = stage + Ring::kRowBytes + lane * w.box * kSwizzleBytes;
+          // TMA loads zeros for rows and frames outside of the image, such as frame -1.
           const int row = y * w.y.stride + down;
           if constexpr (std::is_same_v<S, float>) {
             TmaLoad(image, chunk * kTerms + begin, remainder, row, max(from, -1),
@@ -163,8 +167,9 @@ __global__ void __launch_bounds__(kProductThreads, 1)
 }
 
 // Adds up the partial sums of each tile, and stores them at the taps of the phase. A
-// block handles the 8 columns of one product of one consumer warp, and each of its
-// warps adds a share of the parts.
+// block handles the 8 columns of one product of one consumer warp. Each of its kShares
+// warps adds a share of the parts, and the first one adds up these sums through shared
+// memory.
 template <typename S, int kShares>
 __global__ void __launch_bounds__(32 * kShares)
     FinishWeightsKernel(const WeightSums w, const Relay relay, const float4* parts,

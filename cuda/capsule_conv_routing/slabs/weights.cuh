@@ -1,8 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The consumers of SumWeightsKernel. They multiply the gradient of votes and the image,
-// one stage of positions after another, and keep partial sums.
+// The consumers of SumWeightsKernel. They multiply the gradient of votes by the image,
+// one stage of positions after another. For float, they load the gradient of votes from
+// shared memory to registers, because wgmma cannot transpose it there; wgmma reads all
+// other operands from shared memory.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +14,9 @@
 
 namespace capsops::capsule_conv_routing::slabs {
 
-// Returns the first of the two columns of the votes that a lane has sums of, as do the
-// other lanes of its quad. For float, the second is the next column, and columns are
-// permuted so that LoadColumns() has no bank conflicts. For 16-bit types it is 8
-// columns further.
+// Returns the first of the two columns of the votes whose sums a lane's quad holds. For
+// float, the second is the next column, and columns are permuted so that LoadColumns()
+// has no bank conflicts. For 16-bit types, the second is 8 columns further.
 template <typename S>
 __device__ int LaneColumn(int warp, int lane) {
   if (!std::is_same_v<S, float>) return warp * 16 + lane / 4;
@@ -78,8 +79,8 @@ __device__ void AddStage(const char* votes, const char* image, int warp, int lin
 }
 
 // A consumer's main loop over `steps` stages, for a tile of 8 kCount columns. Adds the
-// results to its partial sums at `part`, or stores them if `first`. If `halved`, the
-// two consumers take turns.
+// results to its partial sums at `part`, or stores them if `first`. If `halved`, both
+// consumer warpgroups have the same columns of the votes, and alternate stages.
 template <int kCount, typename S, int kProducts>
 __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
                          int steps, bool first, float4* part) {

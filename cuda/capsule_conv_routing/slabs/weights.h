@@ -7,10 +7,10 @@
 // The terms are the positions, (pixel, type), of all rows of a slab.
 //
 // wgmma takes 16-bit operands MN-major, so terms need not be adjacent and the image is
-// read as it is. TF32 operands must be K-major, with adjacent terms. So the image is
-// first transposed: the positions of a row become adjacent, and a tap is a shift. As
-// TMA loads from multiples of 16 bytes, there are several copies, shifted by a pixel
-// each, unless the types of a pixel take a multiple of 16 bytes.
+// read as it is. TF32 operands must be K-major, with adjacent terms, so the image is
+// first transposed: the positions of a row become adjacent, and a tap is a shift. TMA
+// loads from multiples of 16 bytes. Unless the types of a pixel take such a multiple,
+// there are several copies of the image, each shifted by another pixel.
 //
 // Blocks keep partial sums of all slabs of a phase, and a second kernel adds them up
 // after the last slab.
@@ -46,7 +46,7 @@ struct WeightSums {
   // tile.
   int products;  // columns of the product in a tile / 8: 16 or 32
   int tile_boxes, row_tiles, column_tiles;
-  bool halved;  // at most 64 columns of the votes
+  bool halved;  // at most 64 columns of the votes, enough for one consumer warpgroup
   int splits, last_splits;
 
   int64_t width;  // pixels of an image row
