@@ -23,8 +23,6 @@ template <int kTilesOf, int kColumnsOf, int kWarpsOf, int kBlocksOf>
 struct ProductTraits {
   static constexpr int kTiles = kTilesOf, kColumns = kColumnsOf, kWarps = kWarpsOf;
   static constexpr int kBlocks = kBlocksOf, kThreads = kWarps * kLanes;
-  static constexpr int kLoadThreads = kThreads;
-  static constexpr int kStages = 3;
   static constexpr int kStageWords = 4096;
   static constexpr int kRate = 360;  // measured multiply-adds per cycle
 };
@@ -53,7 +51,7 @@ constexpr int kMmaCount = kParts<kRowTf32<kTf32>> + kParts<kFilterTf32<kTf32>> -
 template <typename S, Tf32 kTf32, typename C>
 int64_t SharedBytes(const Product& p) {
   const int64_t words = int64_t{p.buffers} * p.order.planes * p.patch.plane +
-                        C::kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
+                        kStages * p.stage_steps * StepWords<kTf32>(C::kColumns) +
                         TableQuads<S>(p.order) + p.patch.pixels;
   return words * 4;
 }
@@ -120,7 +118,7 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
   p.stage_steps =
       std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
-  if (p.order.planes * rows > C::kLoadThreads) return plan;
+  if (p.order.planes * rows > C::kThreads) return plan;
   const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
   CompletePlan<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
   return plan;

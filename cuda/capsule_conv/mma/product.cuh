@@ -24,6 +24,8 @@
 
 namespace capsops::capsule_conv::mma {
 
+constexpr int kStages = 3;  // stages of the filter in the ring in shared memory
+
 // Entries of a chunk's table of quads.
 template <typename S>
 __host__ __device__ int TableQuads(const Order& order) {
@@ -182,7 +184,6 @@ template <typename S, Tf32 kTf32, int kTiles, int kColumns, int kWarps, int kBlo
 __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
     ProductKernel(const Product p, const S* source, const uint32_t* packed, S* target) {
   constexpr int kStep = StepWords<kTf32>(kColumns);
-  constexpr int kStages = 3;
   extern __shared__ uint4 shared[];
   const Patch& patch = p.patch;
   const int chunk_words = p.order.planes * patch.plane;
