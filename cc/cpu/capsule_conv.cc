@@ -12,6 +12,7 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
+// Implements CpuKernels::bias_relu.
 template <typename T>
 void BiasRelu(int64_t pixels, int64_t pixel, const T* bias, T* image) {
   for (; pixels > 0; --pixels, image += pixel) {

@@ -2,16 +2,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // CPU kernels of capsule convolution, compiled once per instruction set. A call runs
-// one task on one thread, as in cc/cpu/capsule_prediction.h. There are two families:
+// one task on one thread, as in cc/cpu/capsule_prediction.h. The convolution is an
+// implicit matrix product: rows are (sample, pixel, pose row), the contraction is over
+// (tap, channel, pose inner), and columns are (out channel, pose column). There are two
+// families of kernels:
 //
-// `planes`: lanes are rows of the matrix product, that is the pose rows of a few
-// samples and neighboring pixels. A task copies the part of the image that it reads
-// into planes in its own caches. A plane holds one channel and pose column of these
-// rows side by side, with zeros for pixels outside the image. A tap is then an offset
-// into the planes, for any strides, dilations and pose sizes.
+// `planes`: lanes are rows of the product, that is the pose rows of a few samples and
+// neighboring pixels. A task copies the part of the image that it reads into planes in
+// its own caches. A plane holds one channel and pose column of these rows side by side,
+// with zeros for pixels outside the image. A tap is then an offset into the planes, for
+// any strides, dilations and pose sizes.
 //
 // `columns`: lanes are columns of the product. This needs enough columns and poses of
-// one row, whose images are the left operand as they are and are read in place.
+// one row. Images of such poses already are the left operand, and are read in place.
+//
+// `spread_input` computes the input gradient where a pixel has too few columns for
+// `columns`: its lanes are the columns of all taps.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +38,8 @@ struct Division {
 };
 
 // Kernels of the forward convolution or of the input gradient, which both read one
-// image and write another. `p` has only the taps that read the image. A task of `pack`
-// packs weights of tap task % taps; `weights` points to the weights of that tap.
+// image and write another. `p` has only the taps that read inside the image. A task of
+// `pack` packs weights of tap task % taps; `weights` points to the weights of that tap.
 template <typename T>
 struct ImageKernels {
   Division (*divide)(const Problem& p);

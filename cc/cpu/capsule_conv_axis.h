@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The axes of a convolution and of its gradients, and packing of weights.
+// Shared by the kernels of capsule convolution: index arithmetic along one axis, sizes
+// of images, packing of weights, and the number of samples per task.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 constexpr int64_t kTasks = 32;  // number of tasks to aim for, if each has enough work
 constexpr int64_t kTaskWork = 1 << 18;  // least work of a task, in multiply-adds
 
-// Returns where part `index` begins when `count` is divided into `parts` even parts.
+// Returns the beginning of part `index` of [0, count), divided into `parts` parts of
+// about equal size.
 inline int64_t PartBegin(int64_t count, int64_t index, int64_t parts) {
   return count * index / parts;
 }
@@ -31,7 +33,8 @@ struct Axis {
   int64_t taps, tap_first, tap_step;
   int64_t step, offset, delta;
 
-  // The lowest pixel that t = 0 reads, and the distance from it to the highest.
+  // The lowest pixel that t = 0 reads, and the distance from it to the highest pixel
+  // that t = 0 reads.
   int64_t lowest() const { return delta < 0 ? offset + (taps - 1) * delta : offset; }
   int64_t reach() const { return taps == 0 ? 0 : (taps - 1) * spacing(); }
   int64_t spacing() const { return delta < 0 ? -delta : delta; }
@@ -40,7 +43,8 @@ struct Axis {
 };
 
 // Returns the axis without the first and last taps that read only padding of an image
-// of `size` pixels. The image then bounds the reach, whatever the dilation.
+// of `size` pixels. The reach is then less than `size` plus the extent of the outputs,
+// for any dilation.
 inline Axis Trimmed(Axis axis, int64_t size) {
   const int64_t span = (axis.count - 1) * axis.step;
   const auto outside = [&](int64_t j) {
@@ -88,9 +92,9 @@ inline int64_t CapsuleSize(const Problem& p, const Image& image) {
   return p.pose_depth * p.pose_rows * image.columns;
 }
 
-// Packs kWidth columns of matrix g of a tap's weights, from column `first` on, as
-// to[plane][column], for the convolution or its input gradient. Repeats the last
-// column.
+// Packs kWidth columns of matrix g (pose depth) of a tap's weights, from column `first`
+// on, as to[plane][column], for the convolution or its input gradient. Columns after
+// the last one are copies of it, and their results are ignored.
 template <typename T, bool kGradient, int kWidth>
 void PackTile(const Problem& p, const T* weights, int64_t g, int64_t first,
               Accumulator<T>* to) {
@@ -128,7 +132,8 @@ void PackTile(const Problem& p, const T* weights, int64_t g, int64_t first,
 
 // Returns the number of samples of a task, at most 32, chosen such that rows of
 // `pixels` pixels of these samples leave few lanes idle. If a row of one sample fills
-// fewer than `vectors` vectors, pixels are aligned to whole vectors where possible.
+// fewer than `vectors` vectors, the samples of a pixel fill whole vectors where
+// possible.
 inline int64_t SamplesOfTask(const Problem& p, int64_t pixels, int64_t lanes,
                              int64_t vectors) {
   const bool aligned = pixels * p.pose_rows < vectors * lanes &&

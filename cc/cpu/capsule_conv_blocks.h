@@ -1,8 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Convolutions over poses of one row: the pixels that each tap connects, and the
-// division of images into blocks of pixels.
+// Index arithmetic of convolutions that work block by block: the pixels that each tap
+// connects, and the division of images into blocks of pixels.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kTileTerms = 256;   // terms per partial sum in registers, at least
-constexpr int64_t kGroupVectors = 8;  // vectors of columns per task
+constexpr int64_t kGroupVectors = 8;  // most vectors of columns per task
 constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task, in the L2 cache
 
 // The pixels that one tap connects along one axis: for i < count,

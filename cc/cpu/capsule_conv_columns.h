@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward convolution and input gradient for poses of one row. The pixels of such an
-// image are the rows of the matrix product, so lanes are columns of the product, and
-// pixels are read in place. A tile has a few pixels and two vectors of columns, and its
-// partial sums stay in registers.
+// Forward convolution and input gradient of the family `columns` (capsule_conv.h), for
+// poses of one row. Pixels are the rows of the matrix product and are read in place;
+// lanes are columns. A register tile has a few pixels and one panel of weights, that is
+// two vectors of columns. A task computes a group of panels for some pixels. `numbers`
+// counts the elements of a pixel.
 #pragma once
 
 #include <cstdint>
@@ -29,17 +30,18 @@ constexpr int64_t kMinNumbers = 16;      // fewest numbers of a pixel for `by_pi
 // Most samples of a tile if `by_pixel`; more would compete for cache sets.
 constexpr int64_t kMostSamples = kTileRows < 8 ? kTileRows : 8;
 
-// The fewest terms of a partial sum over one tap, and over several. They are fewer for
-// the gradient: plain TensorFlow sums each of its taps separately, and is very accurate
-// if taps have few terms.
+// The fewest terms of a partial sum over one tap, and over several. The gradient has
+// shorter partial sums so as to be as accurate as plain TensorFlow, which sums each tap
+// separately.
 struct SumTerms {
   int64_t of_tap, of_taps;
 };
 template <bool kGradient>
 constexpr SumTerms kSumTerms = {256, kGradient ? 128 : 256};
 
-// The division of the sums and of the work. As in cc/cpu/capsule_conv_image.h, `place`
-// is the index of a phase.
+// The division into tasks, and of each sum into partial sums. The input gradient
+// divides the input into phases, whose pixels use the same taps; the convolution has
+// one phase. `place` is the index of a phase.
 template <typename A, bool kGradient>
 struct ColumnsPlan {
   static constexpr int64_t kPanel = 2 * kLanes<A>;
@@ -60,7 +62,7 @@ struct ColumnsPlan {
     zeros = number_parts > 1 ? from.numbers : from.numbers * p.kernel_width;
     part_numbers = Max(CeilDivide(from.numbers, number_parts), 1);
     part_taps = Min(Max(tap_terms / part_numbers, 1), kMostTaps);
-    // Prefer whole rows of taps, if there are then no more partial sums.
+    // Prefer whole rows of taps, unless that needs more partial sums.
     const int64_t row_taps = part_taps - part_taps % Max(p.kernel_width, 1);
     if (row_taps > 0 && CeilDivide(taps, row_taps) == CeilDivide(taps, part_taps)) {
       part_taps = row_taps;
@@ -72,13 +74,14 @@ struct ColumnsPlan {
     const int64_t pixels = p.batch * CeilDivide(to.height, Max(y_phases, 1)) *
                            CeilDivide(to.width, Max(x_phases, 1));
     streams = 2 * panel_bytes > kPanelsBytes && panels > 1;
-    // If by_pixel, the rows of a tile have the same taps inside the image. But each
-    // tile then needs its own pointers, which are expensive to find if taps have few
-    // terms.
+    // If by_pixel, the rows of a tile have the same taps inside the image, so that it
+    // can skip the others. But each tile then needs its own pointers, which are
+    // expensive to find if taps have few terms.
     by_pixel = p.batch > 1 && from.numbers >= kMinNumbers;
     samples = p.batch;
     if (by_pixel) samples = CeilDivide(p.batch, CeilDivide(p.batch, kMostSamples));
-    // At the edges of small images, tiles of whole pixels multiply fewer zeros.
+    // At the edges of small images, tiles that have all samples of each of their pixels
+    // multiply fewer zeros.
     const bool small = 8 * (p.kernel_width - 1) * p.dilation_width >= to.width;
     rows = by_pixel && kGradient && small ? kTileRows / samples * samples : kTileRows;
     int64_t most =
@@ -135,15 +138,15 @@ struct ColumnsPlan {
   int64_t zeros;                    // most numbers that a run reads
   bool fits;        // whether the number of partial sums is at most their length
   bool streams;     // whether the weights of a task come from outside the L2 cache
-  bool by_pixel;    // whether a tile takes each pixel of several samples together
+  bool by_pixel;    // whether a tile has a pixel of several samples, then the next one
   int64_t samples;  // most samples of a tile
   int64_t rows;     // most pixels of a tile
   int64_t groups, group = 0;  // groups of panels, and panels per group
   int64_t parts = 0;          // parts of the pixels of a phase, for each group
 };
 
-// The scratch of a task: sums [pixel of a block][lane of a group], if they are not
-// stored in place, and copies of the terms of a tile, if T is not A.
+// The scratch of a task: sums [pixel of a block][lane of a group], unless they are
+// stored in place, and copies of a tile's pixels as type A, unless T is A.
 template <typename T, typename A, bool kGradient>
 int64_t SumsOf(const ColumnsPlan<A, kGradient>& plan) {
   const bool in_place = std::is_same_v<T, A> && plan.in_place();
@@ -171,7 +174,7 @@ Division DivideColumns(const Problem& p) {
   return d;
 }
 
-// Packs one panel of one tap.
+// Packs one panel of one tap: one task.
 template <typename T, bool kGradient>
 void PackColumns(const Problem& p, int64_t task, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -203,8 +206,8 @@ struct Operands {
 };
 
 // Adds the terms of `part_taps` taps from `begin` on to the sums of a tile, or sets the
-// sums to them if these are the first. The sums of a pixel begin at to[pixel]. The tile
-// has pixels `index` to `index` + `count` of a block of `block` pixels.
+// sums if these taps are the first. The sums of a pixel begin at to[pixel]. The tile
+// begins with pixel `index` of a block of `block` pixels. `wide` is scratch.
 template <typename T, typename A, bool kGradient>
 void AddPart(const ColumnsPlan<A, kGradient>& plan, const Operands<T, A>& task,
              const Tile<T>& tile, int64_t begin, int64_t index, int64_t block, A* wide,
@@ -215,7 +218,7 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Operands<T, A>& task,
   const int64_t numbers = plan.from.numbers;
   const int64_t count = y_axis.taps * x_axis.taps;
   const bool all_numbers = plan.part_numbers == numbers;
-  // If the taps of a row read contiguous pixels, a row of taps is one run.
+  // If the taps of a row read contiguous pixels, a row of taps is one long run.
   const bool rows_of_taps =
       x_axis.delta == 1 && x_axis.tap_step == 1 && all_numbers &&
       (count <= plan.part_taps || plan.part_taps % x_axis.taps == 0) &&
@@ -257,8 +260,8 @@ void AddPart(const ColumnsPlan<A, kGradient>& plan, const Operands<T, A>& task,
     }
     const int64_t terms = runs * length;
     for (int64_t s = 0; s < tile.span; ++s) {
-      // Prefetches what the next tile writes. If weights stream through the cache, all
-      // tiles of the block together prefetch the weights of the next part.
+      // Prefetch the sums of the next tile. If weights stream through the cache,
+      // prefetch weights of the next partial sum instead, some with each tile.
       const A* ahead = to[0] + (s + 1) * written;
       int64_t step = CeilDivide(written, Max(task.panels * terms, 1));
       for (int64_t n = task.panel; n < task.panel + task.panels; ++n) {
@@ -308,8 +311,8 @@ void RunColumns(const Problem& p, int64_t task, const T* from, const void* works
   const int64_t begin = Min(PartBegin(units, part, plan.parts) * plan.rows, pixels);
   const int64_t end = Min(PartBegin(units, part + 1, plan.parts) * plan.rows, pixels);
   if (begin >= end) return;
-  // The products of zeros outside the image with infinite weights would be NaN. In a
-  // tile of one pixel, taps that read outside are skipped.
+  // Products of the zeros outside the image with infinite weights would be NaN. Tiles
+  // of a single pixel avoid this, because Find then skips taps outside the image.
   int64_t size = CeilDivide(end - begin, CeilDivide(end - begin, kTileRows));
   if (plan.rows < kTileRows) size = plan.rows;
   if (!plan.AreFinite(operands.packed, panel, operands.panels)) size = 1;

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies the pixels of a block such that the elements of each pose row are contiguous.
+// Copies the pixels of a block and converts them to type A, such that the elements of a
+// pose row, over all channels, are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 
 namespace capsops::capsule_conv::CAPSOPS_ISA {
 
-constexpr int64_t kCopyPrefetchDistance = 4096;  // prefetch distance in elements
+constexpr int64_t kCopyPrefetchDistance = 4096;  // in elements
 
 // The pixels that a block reads along one axis. Pixel `n` of the patch is pixel (begin
 // + n / step) * stride - pad + n % step of the image. With strides longer than the
@@ -34,9 +35,9 @@ struct Patch {
   int64_t begin, reach, step, size, stride, pad;
 };
 
-// Copies `count` elements of each pose row of a pixel, from element `first` on. A pose
-// row of a pixel joins this row of all channels' poses, each of `columns` elements. In
-// `to`, pose rows are `stride` elements apart.
+// Copies `count` elements of each pose row of a pixel, from element `first` on. Here a
+// pose row is row r of the poses of all channels, with `columns` elements per channel.
+// In `to`, pose rows are `stride` elements apart.
 template <typename T, typename A>
 void CopyPose(const T* pixel, int64_t rows, int64_t columns, int64_t first,
               int64_t count, A* to, int64_t stride) {

@@ -1,10 +1,14 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Forward convolution and input gradient over planes. The input gradient is one
-// convolution of grad with transposed weights for each phase of the input, because each
-// phase uses other taps. `place` is the index of such a phase; `phase` means a phase of
-// the image that is read (capsule_conv_strip.h).
+// Forward convolution and input gradient of the family `planes` (capsule_conv.h): lanes
+// are pose rows of neighboring pixels and samples. A task computes rows of pixels of a
+// few samples, and copies the image rows that these read to planes in a ring buffer.
+//
+// The input gradient is one convolution of grad with transposed weights for each phase
+// of the input, because the pixels of a phase use the same taps and those of others do
+// not. `place` is the index of such a phase; `phase` means a phase of the image that is
+// read (capsule_conv_strip.h).
 #pragma once
 
 #include <cstdint>
@@ -18,15 +22,14 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 
 constexpr int64_t kRingBytes = 384 << 10;  // ring buffer, in the L2 cache
 constexpr int64_t kSumsOfRow = 64 << 10;   // bytes of the sums of one piece of a row
-constexpr int64_t kOutsideDivisor = 12;    // skip zeros if over 1 lane in 12 is zero
+constexpr int64_t kOutsideDivisor = 12;    // skip padding if over 1 lane in 12 reads it
 constexpr int64_t kMinTasks = 16;          // fewest tasks if samples fill vectors
 constexpr int64_t kTerms = 128;    // terms per partial sum in registers, at least
 constexpr int64_t kFewTerms = 32;  // as kTerms, for gradients with few terms per tap
-constexpr int64_t kTapTerms = 64;  // a tap with fewer terms than this has few
+constexpr int64_t kTapTerms = 64;  // fewer terms per tap than this are few
 
-// The division into tasks. A task computes rows of results from top to bottom, and
-// keeps the image rows that the current one reads as planes, in a ring buffer of
-// `slots` rows.
+// The division into tasks. A task computes rows of results from top to bottom. The ring
+// buffer has `slots` rows of planes: the image rows that one row of results reads.
 template <typename A, bool kGradient>
 struct ImagePlan {
   explicit ImagePlan(const Problem& problem)
@@ -74,7 +77,7 @@ struct ImagePlan {
       const int64_t places = y_phases * x_phases;
       const int64_t work = p.batch * to.height * to.width / places * p.pose_depth *
                            p.pose_rows * columns * planes * runs;
-      // Limit the number of rows that two tasks read.
+      // Limits how many image rows are read by two tasks.
       const int64_t again = 3 * Max(slots - AxisY(0).step, 0);
       y_parts =
           Min(CeilDivide(kTasks, places * sample_parts * x_parts), work / kTaskWork);
@@ -86,8 +89,8 @@ struct ImagePlan {
         tasks = places * sample_parts * x_parts * y_parts;
       }
     };
-    // If a pixel of several samples fills a vector, zeros outside the image fill whole
-    // vectors, and taps can skip them.
+    // If the samples of a pixel fill whole vectors, so do the zeros of the padding, and
+    // taps can skip them.
     const int64_t together = Max(kLanes<A> / p.pose_rows, 1);
     const bool whole =
         outside && kLanes<A> % p.pose_rows == 0 && p.batch % together == 0;
@@ -121,7 +124,7 @@ struct ImagePlan {
   int64_t sample_parts, x_parts, y_parts, tasks;
   int64_t slots;  // rows in the ring buffer
   int64_t ring;   // elements of the ring buffer
-  int64_t runs;   // most taps per pixel
+  int64_t runs;   // most taps that a pixel uses
 };
 
 template <typename T, bool kGradient>
@@ -156,8 +159,8 @@ void PackWeights(const Problem& p, int64_t task, const T* weights, void* workspa
   }
 }
 
-// Adds the contributions of `count` runs to the sums of all columns, for a range of
-// lanes, or sets the sums to them if `add` is false. `sums` begins with lane `first`.
+// Adds the contributions of `count` taps (runs) to the sums of all columns, for a range
+// of lanes, or sets the sums if `add` is false. `sums` begins with lane `first`.
 template <typename A, bool kGradient>
 void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
              const A* weights, bool finite, const Run* runs, int64_t count,
@@ -197,8 +200,8 @@ void AddRuns(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
 }
 
 // Computes the sums of all columns for a range of lanes, as [column][lane]. With
-// by_window, runs that read inside the image in the same lanes follow each other, and
-// only these lanes, rounded up to whole vectors, are multiplied.
+// by_window, only the lanes in which a run reads inside the image, rounded up to whole
+// vectors, are multiplied. Runs with the same such lanes must be neighbors.
 template <typename A, bool kGradient>
 void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length,
               const A* weights, bool finite, bool by_window, const Run* runs,
@@ -206,7 +209,7 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
   // A sum of many terms is divided into partial sums. Rounding errors grow with the
   // terms of a partial sum and with the number of partial sums, so both are kept near
   // the square root of all terms. Gradients with few terms per tap have shorter partial
-  // sums: plain TensorFlow sums each tap separately, and is then very accurate.
+  // sums, to be as accurate as plain TensorFlow, which sums each tap separately.
   const bool few = kGradient && plan.planes < kTapTerms;
   int64_t part_terms = few ? Max(kFewTerms, plan.planes) : kTerms;
   while (part_terms * part_terms < count * plan.planes) part_terms *= 2;
@@ -234,7 +237,7 @@ void Multiply(const ImagePlan<A, kGradient>& plan, const A* from, int64_t length
   if (!add) std::memset(sums, 0, plan.padded * stride * sizeof(A));
 }
 
-// Computes the rows of one task: some columns of pixels, of one phase and some samples.
+// Computes one task: some rows and columns of pixels of one phase, for some samples.
 template <typename T, bool kGradient>
 void RunImage(const Problem& p, int64_t task, const T* from, const void* workspace,
               T* to, void* scratch) {
@@ -268,7 +271,8 @@ void RunImage(const Problem& p, int64_t task, const T* from, const void* workspa
   const bool finite = strip.InsideEverywhere() || AreFinite(packed, plan.packed());
 
   const int64_t vectors = CeilDivide(strip.lanes, kLanes<A>);
-  // Skipping zeros works tap by tap, and pays off for longer pieces of a row.
+  // Skipping padding processes one tap at a time, so it needs longer pieces of a row.
+  // It always pays off if padding fills whole vectors.
   const int64_t least =
       strip.pixel % kLanes<A> == 0 ? 0 : strip.lanes * strip.taps / kOutsideDivisor;
   const bool by_window = strip.Outside() > least;

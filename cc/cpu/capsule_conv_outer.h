@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Weight gradient, if the columns of grad fill the lanes: a sum, over pixels and pose
+// Weight gradient of the family `columns` (capsule_conv.h): a sum, over pixels and pose
 // rows, of outer products of the input elements that a tap reads with elements of grad.
-// A task computes some rows and columns of the result for one chunk of the pixels. The
-// sums of all chunks are added last, in a fixed order.
+// Rows of the result are (tap, channel, pose inner). Lanes are its columns, which are
+// elements of grad. A task computes some rows and columns for one chunk of the pixels,
+// block by block. Another step adds the sums of all chunks in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,8 @@ constexpr int64_t kReduceColumns = 64;     // columns that `reduce` adds at a ti
 constexpr int64_t kReduceRows = 64;        // rows per task of `reduce`
 constexpr int64_t kChunkBytes = 32 << 20;  // bytes of the sums of all chunks, at most
 
+// The division into tasks. Neighboring taps that read contiguous elements form a run;
+// a run is divided into pieces of rows, and the columns into groups of vectors.
 template <typename A>
 struct OuterPlan {
   explicit OuterPlan(const Problem& problem)
@@ -91,7 +94,7 @@ struct OuterPlan {
   Blocks blocks;
 };
 
-// The elements that a block's pixels read, in the image or in a copy laid out as
+// The input elements that a block's pixels read, in the image or in a copy laid out as
 // [panel][sample][y][x][pose row][row of the panel]. Poses of one row have a single
 // panel, in which the elements that a row of taps reads are contiguous.
 template <typename A>
@@ -117,7 +120,7 @@ bool IsInPlace(const Problem& p) {
   return std::is_same_v<T, Accumulator<T>> && p.pose_rows == 1;
 }
 
-// Lays out the scratch.
+// Lays out the scratch of a task. Without `scratch`, only computes its size.
 template <typename T, typename A>
 OuterScratch<A> CarveScratch(const OuterPlan<A>& plan, void* scratch = nullptr) {
   const Problem& p = plan.p;
@@ -166,8 +169,8 @@ Division DivideOuter(const Problem& p) {
   return d;
 }
 
-// Copies the elements that the pixels of a block read, `count` of each pose row from
-// element `first` on, or returns their addresses in the image.
+// Returns the elements that the pixels of a block read, `count` of each pose row from
+// element `first` on: in the image if possible, and otherwise in `copy`.
 template <typename T, typename A>
 Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
                   int64_t count, const T* input, A* copy) {
@@ -219,8 +222,9 @@ Read<A> ReadBlock(const OuterPlan<A>& plan, const Block& block, int64_t first,
           p.dilation_width * pixel};
 }
 
-// Stores pointers to the operands of all pairs of pixels that a tap connects, with the
-// written pixel in `part` of a block. Returns the number of pairs, counting pose rows.
+// Stores pointers to both operands of each pair of an input pixel and a pixel of grad
+// that a tap connects, with the pixel of grad in `part` of a block. Each pose row is a
+// pair. Returns the number of pairs.
 template <typename A>
 int64_t FindPairs(const Problem& p, const Block& block, const Block& part, int64_t tap,
                   const Read<A>& read, const OuterScratch<A>& memory) {
@@ -281,7 +285,7 @@ void AddTaps(const OuterPlan<A>& plan, int64_t first_tap, int64_t end_tap, int64
   }
 }
 
-// Computes some rows and columns of the sums of one chunk.
+// Computes some rows and columns of the sums of one chunk: one task.
 template <typename T>
 void RunOuter(const Problem& p, int64_t task, const T* input, const T* grad,
               void* workspace, void* scratch) {

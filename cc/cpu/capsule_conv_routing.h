@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // CPU kernels of convolution with routing, compiled once per instruction set. A call
-// runs one task on one thread, as in cc/cpu/capsule_prediction.h. Votes are routed with
-// one pixel per lane, so that lanes never exchange data.
+// runs one task on one thread, as in cc/cpu/capsule_prediction.h. CapsuleConv computes
+// the votes of a slab of pixels (capsule_conv_slabs_plan.h); the kernels here copy its
+// operands and route the votes, with one pixel per lane, so that lanes never exchange
+// data.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +18,9 @@
 namespace capsops::capsule_conv_routing {
 
 // Whether `route` and `route_backward` compute the votes themselves. They do for
-// windows of one pixel, if the weights fit in the L2 cache and a sum over in_dim is no
-// longer than a partial sum of a convolution. Static for the reason that round.h gives.
+// windows of one pixel, if the weights fit in the L2 cache and a sum over in_dim is
+// short enough to be accurate without partial sums. Static for the reason that round.h
+// gives.
 template <typename T>
 static inline bool MakesVotes(const Problem& p) {
   constexpr int64_t kMostTerms = 256, kMostBytes = 256 << 10;
@@ -53,15 +56,15 @@ struct CpuKernels {
   void (*add_parts)(const Problem& p, int64_t count, const A* parts, T* grad_bias,
                     T* grad_logits);
 
-  // Copies one matrix of the weights, or adds the gradient of its copy to `sums`.
+  // Copies one matrix of a phase's weights, or adds the gradient of the copy to `sums`.
   void (*relay)(const Relay& relay, int64_t matrix, const T* weights, T* copy);
   void (*add_relaid)(const Relay& relay, int64_t matrix, const T* copy, A* sums);
   void (*narrow)(int64_t count, const A* sums, T* to);
 
-  // Copies all channels of row `row`, counting the rows of all frames of the copy.
+  // Copies all channels of row `row`, where rows of all frames of the copy are counted.
   void (*copy)(const Patch& patch, int64_t row, const T* input, T* copy);
-  // Adds the gradient of the copy to row `row`, counting the rows of all input frames
-  // that the patch reads.
+  // Adds the gradient of the copy to input row `row`, where rows of all input frames
+  // that the patch reads are counted.
   void (*add_copy)(const Patch& patch, int64_t row, const T* copy, T* grad_input);
 };
 

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routes votes with one pixel per lane. The arrays of vectors are laid out as
+// Routes votes with one pixel per lane. A task has a range of pixels, and routes a
+// vector of pixels at a time. Its arrays of vectors are laid out as
 //   [types][parents][out_dim]  votes and their gradients
 //   [types][parents]           shares and other numbers of a pair of type and parent
 //   [parents][out_dim]         sums and other numbers of a parent
@@ -53,7 +54,7 @@ class Pixels {
   }
   int64_t size() const { return size_; }
 
-  // Sets the votes of `pixels` pixels from number `first` on: computes them from the
+  // Sets the votes of `pixels` pixels from pixel `first` on: computes them from the
   // image, or loads a convolution's result, [pixels][types][parents][out_dim].
   void SetVotes(int64_t first, int64_t pixels, const T* image, const T* weights,
                 const T* from) const {
@@ -69,7 +70,7 @@ class Pixels {
     ToLanes(from + first * count, count, pixels, count, votes);
   }
 
-  // Stores the shares of iteration `r`, counted from 0, to `to`.
+  // Stores the shares (coefficients c) of iteration `r`, counted from 0, to `to`.
   void Share(int64_t r, const T* logits, const A* total, A* to) const {
     for (int64_t i = 0; i < p_.types; ++i) {
       A* const row = to + i * p_.parents * kLanes<A>;
@@ -132,7 +133,7 @@ class Pixels {
   A *share_grads, *output_grads, *bias_sums, *logits_sums;
 
  private:
-  // AddVotes for kCount numbers from number `d` on, with the sums in registers.
+  // AddVotes for kCount elements from element `d` on, with the sums in registers.
   template <int kCount>
   CAPSOPS_INLINE void AddVotes(int64_t j, int64_t d, const A* coefficients,
                                A* to) const {
@@ -201,7 +202,8 @@ void AddLanes(const A* from, int64_t count, A* to) {
   for (int64_t n = 0; n < count; ++n) to[n] += Sum<A>(Load(from + n * kLanes<A>));
 }
 
-// Adds `count` elements, vector by vector, but only the first `pixels` lanes of each.
+// Adds `count` elements, vector by vector, but only the first `pixels` lanes of each:
+// the others hold no pixel.
 template <typename A>
 void Accumulate(int64_t pixels, const A* from, int64_t count, A* to) {
   for (int64_t n = 0; n < count; n += kLanes<A>) {

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Computes the votes for windows of one pixel in the layout that routing uses, with one
-// pixel per lane. A convolution would store them pixel by pixel.
+// Computes the votes for windows of one pixel with one pixel per lane, the layout that
+// routing uses. A convolution would store them pixel by pixel, and routing would have
+// to transpose them.
 #pragma once
 
 #include <cstdint>

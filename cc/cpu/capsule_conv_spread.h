@@ -4,7 +4,8 @@
 // Input gradient for poses of one row, if a pixel of the input has too few elements to
 // fill the lanes. Lanes are the columns of all taps: a matrix product computes the
 // contribution of each pixel of grad to every element that its window reads, and these
-// products are added to the image. A row of taps reads contiguous elements.
+// products are then added to the image. A row of taps reads contiguous elements, so
+// whole vectors are added.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,7 @@ struct SpreadPlan {
     const int64_t pixels = p.out_height * p.out_width;
     const int64_t samples = Min(Max(kSpreadTaskPixels / pixels, 1), p.batch);
     sample_parts = CeilDivide(p.batch, samples);
-    // Rows of grad that two tasks read are multiplied twice.
+    // Rows of grad that two tasks read are multiplied twice, so tasks have many rows.
     const int64_t again = (p.kernel_height - 1) * p.dilation_height;
     const int64_t bytes = samples * p.in_height * width * columns * sizeof(A);
     y_parts = Min(Max(CeilDivide(kTasks, sample_parts), bytes / kBlockBytes),
@@ -70,7 +71,7 @@ struct SpreadPlan {
   int64_t rows;                   // most rows per task
   int64_t block;                  // most pixels per block
   int64_t part;                   // channels per partial sum
-  int64_t left, width;  // pixels of a row of sums: left of the image, and in total
+  int64_t left, width;  // pixels of a row of sums: padding on the left, and in total
   int64_t run = 0;      // columns that are contiguous in the image
 };
 
@@ -90,7 +91,8 @@ Division DivideSpread(const Problem& p) {
   return d;
 }
 
-// Packs a tap's weights as [panel][channel][lane]; the last panel may be half as wide.
+// Packs a tap's weights as [panel][channel][lane], where lanes are the columns of all
+// taps. The last panel may be half as wide.
 template <typename T>
 void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace) {
   using A = Accumulator<T>;
@@ -113,7 +115,7 @@ void PackSpread(const Problem& p, int64_t tap, const T* weights, void* workspace
   }
 }
 
-// Returns the pixels of a block of grad, or their copies if grad is not of type A.
+// Returns the pixels of a block of grad, copied and converted if grad is not of type A.
 template <typename T, typename A>
 PixelView<const A> ViewGrad(const SpreadPlan<A>& plan, const Block& block,
                             const T* grad, A* copy) {
@@ -156,8 +158,8 @@ void MultiplyBlock(const SpreadPlan<A>& plan, const Block& block,
   }
 }
 
-// Adds the products of a block, for V vectors of columns from column `first` on, to
-// `sums`, which begin with row y_begin of sample first_sample.
+// Adds the products of a block, for V vectors of columns from column `first` on, to the
+// input rows [y_begin, y_end) in `sums`, which begins with sample first_sample.
 template <typename A, int V>
 void AddProducts(const SpreadPlan<A>& plan, const Block& block, int64_t first,
                  const A* products, int64_t first_sample, int64_t y_begin,

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Copies images to planes and back. In an image, the elements of a capsule are
-// contiguous; in a plane, the pose rows of neighboring pixels and samples are.
+// Copies rows of images to planes and back, for the family `planes` (capsule_conv.h).
+// In an image, the elements of a capsule are contiguous. A plane has one element of
+// each pose row, and the pose rows of neighboring pixels and samples are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +21,12 @@ bool IsVectorized4x4(const Problem& p, const Image& image) {
 }
 
 // A part of an image row, for some samples and channels, as planes
-// [phase][depth][channel, column][position, sample, pose row]. Two taps read the same
-// phase if one reads for a pixel what the other reads for a later pixel.
+// [phase][depth][channel, column][position, sample, pose row]. A tap reads every
+// step-th pixel, which are contiguous within a phase. Two taps share a phase if one
+// reads for an output pixel what the other reads for a later output pixel.
 template <typename A>
 struct Strip {
-  // The strip holds all that the pixels t = begin, ..., end - 1 of an axis read.
+  // The strip holds all pixels that t = begin, ..., end - 1 of an axis read.
   Strip(const Problem& p, const Image& image, const Axis& axis, int64_t begin,
         int64_t end, int64_t first_sample, int64_t samples, int64_t first_channel,
         int64_t channels)
@@ -91,7 +93,7 @@ struct Strip {
   }
 };
 
-// Returns whether all elements are finite.
+// Returns whether all elements are finite: only then is the sum of 0 * x zero, not NaN.
 template <typename A>
 bool AreFinite(const A* numbers, int64_t count) {
   constexpr int kSums = 4;  // independent partial sums, to hide latency
@@ -120,7 +122,7 @@ class Pixels {
         x_(strip.first_x + phase * strip.spacing) {}
 
   // Returns the next pixel's address in the image, or null if the pixel is outside the
-  // image or after the last one.
+  // image or past the end of the strip.
   const T* Next() {
     const bool inside = position_ < strip_.positions && 0 <= x_ && x_ < image_.width;
     const T* const pixel = inside ? from_ + n_ * sample_ + x_ * size_ : nullptr;
@@ -140,8 +142,8 @@ class Pixels {
   int64_t x_, n_ = 0, position_ = 0;
 };
 
-// Fills the planes of one phase from an image of 4 x 4 poses, as many pixels at a time
-// as a vector holds rows of 4.
+// Fills the planes of one phase from an image of 4 x 4 poses. A vector holds one pose
+// column of kLanes / 4 pixels.
 template <typename T, typename A>
 void FillPhase4(const Problem& p, const Strip<A>& s, Pixels<T, A> pixels, A* to) {
   constexpr int kPixels = kLanes<A> / 4;
@@ -243,7 +245,7 @@ void FillRow(const Problem& p, const Image& image, const Strip<A>& s, const T* f
   }
 }
 
-// Returns whether all elements of a row of planes, of one phase, are finite.
+// Returns whether all elements of one phase of a row of planes are finite.
 template <typename A>
 bool ArePlanesFinite(const Problem& p, const Image& image, const Strip<A>& s,
                      const A* planes) {
@@ -261,8 +263,8 @@ struct Target {
   int64_t lanes;
 };
 
-// Writes results to matrix g of the capsules of a row: `lanes` lanes, from first_lane
-// on, of sums [channel, column][lane].
+// Writes `lanes` lanes of results, from first_lane on, to matrix g (pose depth) of the
+// capsules of an image row. `sums` are [channel, column][lane].
 template <typename T, typename A>
 void WriteLanes(const Problem& p, const Image& image, const Target& target, int64_t g,
                 int64_t first_lane, int64_t lanes, const A* sums, T* to) {

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The pixels of a register tile of a convolution over poses of one row. For each tap, a
-// tile has pointers to the pixels that it reads; for a pixel outside the image it
-// points to zeros. So no image is copied, for any padding, strides and dilations.
+// tile finds pointers to the pixels that it reads, or to zeros for pixels outside the
+// image. So images are never copied, for any padding, strides and dilations.
+// Coordinates are computed for a vector of pixels at a time.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,14 @@ struct Pixmap {
 // Consecutive pixels of one phase of the written image.
 template <typename T>
 struct Tile {
-  // One integer per pixel, modulo 2^64.
+  // One integer per pixel. Negative coordinates wrap around to large numbers, so one
+  // comparison tells whether a coordinate is inside the image.
   using Numbers = Vector<uint64_t>;
   static constexpr int kVectors = kTileSlots / kLanes<uint64_t>;
 
   Tile() = default;
-  // Pixels `pixel` to `pixel` + `count` of `samples` samples from first_sample on: one
-  // sample after the other, or if `by_pixel` a pixel of all samples before the next.
+  // Pixels [pixel, pixel + count) of `samples` samples from first_sample on: one sample
+  // after the other or, if `by_pixel`, a pixel of all samples before the next pixel.
   Tile(const Pixmap& read, const Pixmap& written, const Axis& y_axis,
        const Axis& x_axis, int64_t first_sample, int64_t samples, bool by_pixel,
        int64_t pixel, int64_t count)
@@ -48,7 +50,8 @@ struct Tile {
       uint64_t index[kLanes<uint64_t>];
       for (int n = 0; n < kLanes<uint64_t>; ++n) index[n] = v * kLanes<uint64_t> + n;
       const Numbers slot = Load(index);
-      // Split each pixel's number into coordinates, the fastest first.
+      // Split each pixel's index into coordinates, the fastest first, by repeated
+      // subtraction: there is no vector instruction for integer division.
       Numbers first = slot + (pixel - next * size),
               second = Numbers{} + next % next_size;
       Numbers third = Numbers{} + next / next_size;
@@ -80,7 +83,7 @@ struct Tile {
 
   // Sets `pixels` to the addresses of the pixels `down` rows below and `right` columns
   // to the right of the pixels that the first tap reads, or to `zeros` for pixels
-  // outside the image. Returns whether any pixel is inside.
+  // outside the image, which begins at `numbers`. Returns whether any pixel is inside.
   bool Find(const Pixmap& image, uint64_t down, uint64_t right, const T* numbers,
             const void* zeros, const T** pixels) const {
     const uint64_t height = image.height, width = image.width;
@@ -109,8 +112,9 @@ struct Tile {
   }
 
   int64_t count = 0;
-  // The number of equally long tiles that follow each other in the row, starting with
-  // this one. If there are several, no tap reads left or right of the image.
+  // The number of tiles of `count` pixels that follow each other in the row, starting
+  // with this one, and share its pointers at an offset. If there are several, no tap
+  // reads left or right of the image.
   int64_t span = 1;
   Numbers y[kVectors], x[kVectors];  // the pixel that the first tap reads
   Numbers from[kVectors];            // byte offset of this pixel

@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Weight gradient over planes: inner products of planes of the input with planes of
-// grad, over the lanes of all pixels. Pixels are divided into chunks, and chunks into
-// blocks. The blocks of a chunk add to its array of sums in turn; the arrays of all
-// chunks are added last, in a fixed order.
+// Weight gradient of the family `planes` (capsule_conv.h): inner products of planes of
+// the input with planes of grad, over the lanes of all pixels. Pixels are divided into
+// chunks, and chunks into blocks whose planes fit in the L2 cache. A task computes one
+// chunk for some input channels, and adds block after block to the chunk's array of
+// sums. Another step adds the arrays of all chunks in a fixed order.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +21,12 @@ namespace capsops::capsule_conv::CAPSOPS_ISA {
 // The planes of a block fit into the L2 cache, and the planes of a tile into the L1.
 constexpr int64_t kInputBytes = 256 << 10;  // bytes of a block's input planes
 constexpr int64_t kGradBytes = 512 << 10;   // bytes of a block's grad planes
-constexpr int64_t kBlockVectors = 48;       // vectors per grad plane
-constexpr int64_t kRowVectors = 16;         // vectors per row of a grad plane
+constexpr int64_t kBlockVectors = 48;       // most vectors per grad plane
+constexpr int64_t kRowVectors = 16;         // most vectors per row of a grad plane
 constexpr int64_t kSumsBytes = 32 << 20;    // bytes of the sums of all chunks, at most
 
+// The division into tasks and blocks. The gradient is computed in tiles of kInnerRows
+// rows (input planes) and kInnerColumns columns (grad planes).
 template <typename A>
 struct WeightsPlan {
   explicit WeightsPlan(const Problem& problem)
@@ -201,7 +204,7 @@ void AddBlock(const WeightsPlan<A>& plan, const Strip<A>& in, const A* inputs,
   }
 }
 
-// Computes the sums of one chunk for one part of the input's channels.
+// Computes the sums of one chunk for one part of the input's channels: one task.
 template <typename T>
 void RunWeights(const Problem& p, int64_t task, const T* input, const T* grad,
                 void* workspace, void* scratch) {

@@ -11,10 +11,11 @@ namespace capsops::capsule_moments::CAPSOPS_ISA {
 namespace {
 
 constexpr int64_t kTasks = 32;  // number of tasks to aim for
-// The number of tasks is about a multiple of this, so that threads get equally many.
+// The number of tasks is about a multiple of this, so that up to this many threads get
+// equal shares.
 constexpr int64_t kThreads = 16;
 constexpr int64_t kWindows = 8;  // most windows per task; they read the same weights
-constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
+constexpr int64_t kPartsBytes = 8 << 20;  // most bytes of several partial sums
 constexpr int64_t kParts = 16;            // most partial sums; each is written and read
 
 template <typename T>
@@ -22,7 +23,7 @@ Division Divide(const Problem& p) {
   using A = Statistic<T>;
   const Sizes<A> s(p);
   Division d;
-  // If a child has nothing to pack, there may be more children than memory could hold.
+  // If children have nothing to pack, there may be too many of them to iterate over.
   const int64_t pair = s.matrix + p.has_prior * s.parents;
   d.pairs = pair == 0 ? 0 : Children(p);
   d.packed = d.pairs * pair;

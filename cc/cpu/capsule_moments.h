@@ -4,9 +4,11 @@
 // CPU kernels of the moments of votes, compiled once per instruction set. A call runs
 // one task on one thread, as in cc/cpu/capsule_prediction.h.
 //
-// Lanes are parents: the data of parents is packed as [vector][...][lane], and the
-// padding lanes of the last vector have no effect. A task of a sum over children has a
-// few windows, and a task of a sum over windows has a few pixels.
+// Lanes are parents: data with an axis of parents is packed as [vector][...][lane], and
+// the padding lanes of the last vector have no effect. Moments and the gradients of
+// statistics are sums over the children of a window, and a task has a few windows. The
+// other gradients are sums over the windows that see a child, and a task has some
+// pixels and channels. Both recompute the votes of a few children at a time.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +31,8 @@ struct Operands {
   const Statistic<T>* prior;
 };
 
-// The moments, or their gradients. Null above the order; in the forward pass, all
-// gradients are null.
+// The moments, or their gradients. Moments above the order are null; in the forward
+// pass, all gradients are null.
 template <typename S>
 struct Moments {
   S* mass;
@@ -64,7 +66,7 @@ struct Normalizers {
 struct Division {
   int64_t pairs;   // children of a window, or 0 if there is nothing to pack
   int64_t packed;  // elements of the packed weights and the prior that follows them
-  int64_t windows, window_tasks;
+  int64_t windows, window_tasks;  // windows per task, and number of such tasks
   int64_t forward_scratch, statistics_scratch;  // bytes
   int64_t pixels, normalize_tasks;
   int64_t normalize_scratch;

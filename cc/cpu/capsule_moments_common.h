@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sizes of packed data, packing, and iteration over windows and their children.
+// Shared by all kernels of moments: sizes of packed data, packing, and iteration over
+// windows and their children.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-constexpr int64_t kRunChildren = 32;  // most children per run, a partial sum
+constexpr int64_t kRunChildren = 32;  // most children per run, which is a partial sum
 constexpr int64_t kGroup = 4;         // children whose votes are kept at a time
 
 // Sizes in elements, except `vectors`.
@@ -148,7 +149,7 @@ struct Run {
   }
 };
 
-// Sets the packed weights and the prior of a run that begins with a pair.
+// Sets the weights and the prior of a run that begins with `pair`.
 template <typename A>
 void SetPair(const Problem& p, const Division& d, const Sizes<A>& s, const A* packed,
              int64_t pair, Run<A>* run) {
@@ -158,7 +159,8 @@ void SetPair(const Problem& p, const Division& d, const Sizes<A>& s, const A* pa
   run->prior = prior ? packed + d.pairs * s.matrix + pair * s.parents : nullptr;
 }
 
-// Calls visit(slot, run) for all children of windows `begin` to `end`, in runs. `copy`
+// Calls visit(window - begin, run) for all children of windows [begin, end), in runs.
+// Taps are the outer loop, so that all windows use the weights of a run in turn. `copy`
 // has space for the poses of a run.
 template <typename T, typename A, typename Visit>
 void VisitWindows(const Problem& p, const Division& d, const Sizes<A>& s, int64_t begin,
@@ -188,9 +190,9 @@ void VisitWindows(const Problem& p, const Division& d, const Sizes<A>& s, int64_
   }
 }
 
-// Calls visit(slot, window, run) for each of the `pixels` and each window that sees it.
-// A run has the `channels` of the pixel. `poses` holds the poses of these channels,
-// pixel by pixel.
+// Calls visit(slot, window, run) for each of the `pixels` and each window that sees it,
+// where `slot` is the pixel's index among these. A run has the `channels` of the pixel.
+// `poses` holds the poses of these channels, pixel by pixel.
 template <typename A, typename Visit>
 void VisitPixels(const Problem& p, const Division& d, const Sizes<A>& s, Range pixels,
                  Range channels, const A* poses, const A* packed, const Visit& visit) {

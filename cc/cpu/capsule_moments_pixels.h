@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Sums over the windows that see a child: the normalizers of kAll, and the gradients of
-// poses, activations, weights and prior.
+// poses, activations, weights and prior. A task has a block of channels; its pixels are
+// processed kBlockPixels at a time, and lanes are parents.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace capsops::capsule_moments::CAPSOPS_ISA {
 
-constexpr int64_t kBlockPixels = 8;     // most pixels whose sums are kept at a time
+constexpr int64_t kBlockPixels = 8;     // most pixels per block
 constexpr int64_t kBlockChannels = 16;  // most channels per task
 
 inline int64_t ChannelBlocks(const Problem& p) {
@@ -26,7 +27,7 @@ inline Range ChannelBlock(const Problem& p, int64_t block) {
 }
 inline int64_t Pixels(const Problem& p) { return p.batch * p.in_height * p.in_width; }
 
-// Copies the poses of a range of channels, pixel by pixel.
+// Copies and converts the poses of a range of channels, pixel by pixel.
 template <typename T, typename A>
 void CopyPoses(const Problem& p, const Sizes<A>& s, const T* poses, Range pixels,
                Range channels, A* to) {
@@ -52,8 +53,10 @@ struct PixelLayout {
   }
 };
 
-// Computes the normalizers of a task. For each child and lane it keeps the largest
-// logit so far, and the sums of e^(logit - largest) and of its products with dr.
+// Computes the normalizers of a task by an online softmax: for each child and lane, it
+// keeps the largest logit so far, the sum of e^(logit - largest), and the sum of its
+// products with dr. `largest` begins at the lowest finite number, because the logits of
+// padding lanes are -inf, and -inf - -inf is NaN.
 template <typename T>
 void NormalizeTask(const Problem& p, const Division& d, int64_t task,
                    const Operands<T>& in, const Statistic<T>* packed,

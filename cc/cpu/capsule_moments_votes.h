@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Votes of a group of children, their logits and shares, and sums over the group.
+// Votes of a group of children in one window, their logits and shares, and sums over
+// the group, with one parent per lane.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ struct Votes {
         dq(grads ? shares + kGroup * s.parents : nullptr) {}
 };
 
-// Sums of products of statistics and a tile of votes, one sum per column.
+// Sums of products of statistics and a tile of votes: one sum per column, so that
+// additions do not wait for each other.
 template <int N, typename A>
 struct TileSums {
   Vector<A> of[N] = {};
@@ -41,13 +43,14 @@ struct TileSums {
   }
 };
 
-// Computes u, logits and dq of a child; `outside` is the logit of padding lanes.
+// Computes u, logits and, if that is not null, dq of a child. `outside` is the logit of
+// padding lanes.
 template <typename A>
 void ComputeVote(const Problem& p, const Sizes<A>& s, const WindowData<A>& window,
                  const A* pose, const A* weights, const A* prior, A outside, A* u,
                  A* logits, A* dq) {
   constexpr int64_t L = kLanes<A>;
-  const int64_t columns = p.pose_columns * L;  // numbers of a row of a vote
+  const int64_t columns = p.pose_columns * L;  // elements of a row of votes
   for (int64_t v = 0; v < s.vectors; ++v) {
     const A* const w = weights + v * p.pose_inner * columns;
     Vector<A> logit = {}, grad = {};

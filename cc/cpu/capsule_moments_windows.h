@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over the children of windows: moments, shares, and gradients of statistics.
+// Sums over the children of windows: moments, shares, and gradients of statistics. A
+// task has a few windows, and lanes are parents.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +36,9 @@ struct WindowLayout {
 };
 
 // Sums factor, factor u and factor u^2 over the children of each window of a task.
-// make_factors(group, votes) computes the factors from shares. Finally calls
-// done(window, data, sums, spare) for each window, with free scratch at `spare`.
+// make_factors(group, votes) computes the factors from shares. Each run of children has
+// a partial sum. Finally calls done(window, data, sums, spare) for each window, with
+// free scratch at `spare`.
 template <typename T, typename Make, typename Done>
 void SumOverChildren(const Problem& p, const Division& d, int64_t task, int64_t order,
                      const Operands<T>& in, const Statistic<T>* packed,
@@ -180,8 +182,9 @@ void StatisticsTask(const Problem& p, const Division& d, int64_t task,
       },
       [&](int64_t window, const WindowData<A>& data, const Sums<A>& sums, A* spare) {
         const int64_t parent = window * p.out_channels, vote = parent * s.vote;
-        // Sets each vector of all votes to value(at, row), where `at` is its offset in
-        // a row of votes and `row` the offset of its parents in a row of parents.
+        // Sets each vector of `result`, packed like votes, to value(at, row): `at` is
+        // its offset, and `row` the offset of its parents in data with one element per
+        // parent.
         const auto make = [&](A* result, const auto& value) {
           for (int64_t v = 0, at = 0; v < s.vectors; ++v) {
             for (int64_t n = 0; n < s.vote; ++n, at += kLanes<A>) {

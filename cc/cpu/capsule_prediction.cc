@@ -1,15 +1,17 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// For each input capsule i both passes are products of small matrices. Output capsules
-// and their dimensions form one axis n:
+// Capsule prediction and its gradients. For each input capsule i, both are products of
+// small matrices. Output capsules and their dimensions form one axis n:
 //   forward      output[b, n]       = sum_k input[b, k] weights[n, k]
 //   backward     grad_input[b, k]   = sum_n grad[b, n] weights[n, k]
 //                grad_weights[n, k] = sum_b grad[b, n] input[b, k]
 // Memory traffic of output and grad dominates, so each is accessed once, in contiguous
-// runs of several capsules, and everything else stays in the near caches. Weights are
-// transposed to [k][n], so that n is the vector axis; grad is copied to a padded tile
-// that both gradients read. Small batches: capsule_prediction_few.h.
+// runs of several capsules, and everything else stays in the L1 and L2 caches. Weights
+// are transposed to [k][n], so that lanes are neighbors along n; grad is copied to a
+// padded tile that both gradients read. A task has some input capsules and samples
+// (forward), or some input capsules and all samples (gradients). Gradients of small
+// batches are in capsule_prediction_few.h.
 #include "cc/cpu/capsule_prediction.h"
 
 #include <cstring>
@@ -26,7 +28,7 @@ namespace {
 using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 constexpr int kVectors = 4;                    // vectors per register tile
-constexpr int kDepth = 4;                      // in_dim per register tile
+constexpr int kDepth = 4;                      // elements of in_dim per register tile
 constexpr int64_t kForwardRun = 8 << 10;       // bytes of output written contiguously
 constexpr int64_t kBackwardRun = 4 << 10;      // bytes of grad read contiguously
 constexpr int64_t kPanelBytes = 128 << 10;     // bytes of transposed weights, forward

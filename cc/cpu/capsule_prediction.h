@@ -3,8 +3,8 @@
 
 // CPU kernels of capsule prediction, compiled once per instruction set. Each call runs
 // on one thread; cc/cpu/dispatch/ chooses the instruction set and divides the work.
-// Kernels use no standard library templates, because the linker would merge their
-// copies across instruction sets.
+// Kernels call no functions of the standard library's templates: the linker would merge
+// their copies across instruction sets.
 #pragma once
 
 #include <cstdint>

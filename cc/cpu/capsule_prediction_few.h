@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Gradients of capsule prediction for small batches. Weights and their gradient keep
-// the tensors' layout, because transposing them would take longer than the products.
+// Gradients of capsule prediction for small batches. Transposing the weights and their
+// gradient would take longer than the products, so both keep the tensors' layout: lanes
+// are neighboring elements of the weights, that is in_dim and then columns.
 #pragma once
 
 #include "cc/cpu/capsule_prediction.h"
@@ -16,8 +17,8 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 
 constexpr int kFew = 16;  // largest small batch
 
-// Computes both gradients for in_dim = kDim, such that a vector of weights holds kLanes
-// / kDim columns. The number of columns must be a multiple of kLanes.
+// Computes both gradients for in_dim = kDim. A vector of weights then holds kLanes /
+// kDim columns. The number of columns must be a multiple of kLanes.
 template <typename T, int kDim>
 void BackwardSmallBatch(const Problem& p, const Range& range, const T* grad,
                         const T* input, const T* weights, T* grad_input,

@@ -12,7 +12,7 @@
 namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
-constexpr int64_t kPartsBytes = 8 << 20;  // all partial sums, if there are several
+constexpr int64_t kPartsBytes = 8 << 20;  // most bytes of several partial sums
 constexpr int64_t kChunks = 32;    // most chunks; each partial sum is written and read
 constexpr int64_t kTasks = 64;     // number of tasks to aim for
 constexpr int64_t kChunkCaps = 8;  // fewest per chunk, to limit partial sums
@@ -45,8 +45,9 @@ Division Divide(const Problem& p) {
   return d;
 }
 
-// Calls a kernel with in_dim as a constant if it is 8, as in most capsule networks, so
-// that the compiler unrolls loops over it, or the small-batch kernel with its depth.
+// Calls a kernel, with in_dim as a constant if it is 8, as in most capsule networks, so
+// that the compiler unrolls loops over it. For small batches calls the kernel with the
+// prefix SmallBatch and the depth of SmallBatchLayout.
 #define CAPSOPS_WITH_IN_DIM(Kernel)                                   \
   [](const Problem& p, auto... arguments) {                           \
     if (!IsSmallBatch<T>(p)) {                                        \

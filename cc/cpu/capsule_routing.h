@@ -4,11 +4,14 @@
 // CPU kernels of capsule routing, compiled once per instruction set. A call runs one
 // task on one thread, as in cc/cpu/capsule_prediction.h.
 //
-// A tile holds one number for every sample, output capsule and dimension, as
-// [group][out_caps][out_dim][lane]. A group has as many samples as a vector has lanes,
-// so the work on a sample, including its softmax, needs no other lane. The padding
-// lanes of the last group are zero where results depend on them, and otherwise
-// undefined.
+// Lanes are samples: a group has as many samples as a vector has lanes, so the work on
+// a sample, including its softmax, needs no other lane. A tile holds one element for
+// every sample, output capsule and dimension, as [group][out_caps][out_dim][lane]. The
+// padding lanes of the last group are zero where results depend on them, and otherwise
+// undefined. Small batches have another layout (capsule_routing_few.h).
+//
+// Each iteration has two steps. `add` computes a partial sum for each chunk of input
+// capsules. `finish` adds these up for each output capsule and group, and squashes.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +25,9 @@ namespace capsops::capsule_routing {
 struct Division {
   int64_t groups;  // groups of samples
   int64_t tile;    // elements of a tile
-  // Sums over input capsules are split into chunks of these capsules. Each chunk has a
-  // partial sum, which is a tile; a task computes it for a range of groups.
+  // Sums over input capsules are split into chunks of chunk_caps input capsules. Each
+  // chunk has a partial sum, which is a tile; a task computes it for range_groups
+  // groups.
   int64_t chunks, chunk_caps, range_groups, sum_tasks;
   int64_t sum_scratch;  // bytes of scratch for `add` and `coefficients`
   // In the last step of the gradient, a task has a few input capsules and all samples.
@@ -45,22 +49,23 @@ struct CpuKernels {
   void (*coefficients)(const Problem& p, const Division& d, int64_t task,
                        const T* input, const T* weights, const T* logits,
                        const A* totals, T* coefficients, void* scratch);
-  // Adds the partial sums in `parts`, which it overwrites, and stores the sum s to sums
-  // [batch, out_caps, out_dim]. Then stores v to `output` or, if that is null, adds it
-  // to `totals`, which is uninitialized in the first iteration.
+  // Handles output capsules and groups `range`, numbered [group][out_caps], like the
+  // functions below. Adds the partial sums in `parts`, which it overwrites, and stores
+  // the sum s to sums [batch, out_caps, out_dim]. Then stores v to `output` or, if that
+  // is null, adds it to `totals`, which is uninitialized in the first iteration.
   void (*finish)(const Problem& p, const Division& d, Range range, bool first, A* parts,
                  A* totals, A* sums, T* output);
 
-  // Sets after = before + v, where v belongs to `sums`. `before` may be null, which
-  // counts as zero, and must not be `after`.
+  // Sets after = before + squash(sums). `before` may be null, which counts as zero, and
+  // must not be `after`.
   void (*advance)(const Problem& p, const Division& d, Range range, const A* sums,
                   const A* before, A* after);
   // Computes dv and ds of the last iteration from the gradient of the output.
   void (*start_grad)(const Problem& p, const Division& d, Range range, const A* sums,
                      const T* grad, A* output_grads, A* sum_grads);
   // Computes dv and ds of an earlier iteration. Adds up `parts`, which it overwrites,
-  // and adds the sum to `output_grads` to get dv (in the last iteration but one, dv is
-  // the sum itself).
+  // and adds the sum to `output_grads`, which gives dv. In the last iteration but one,
+  // dv is the sum itself.
   void (*step_grad)(const Problem& p, const Division& d, Range range, bool last_but_one,
                     const A* sums, A* parts, A* output_grads, A* sum_grads);
   // Computes the gradients of one of the grad_tasks: of input capsules, their weights

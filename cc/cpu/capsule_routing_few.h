@@ -1,8 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Capsule routing for small batches. With samples in lanes, most lanes would be idle,
-// so lanes hold weights and then output dimensions instead.
+// Capsule routing for small batches. With samples in lanes, most lanes would be idle.
+// Instead, lanes are neighboring elements of the weights while u_hat is computed, then
+// output dimensions in sums, and output capsules in a softmax. Each task has all
+// samples and some input capsules, kSmallBatchCaps (a group) at a time.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +24,11 @@ constexpr int64_t kSmallBatchCaps = 4;                // input capsules per grou
 constexpr int64_t kSmallBatchFlushedCaps = 16;        // input capsules per partial sum
 constexpr int64_t kSmallBatchGradCaps = 32;           // most input capsules per task
 
-// Sizes of arrays, and the layout of the scratch for `count` tiles: the offset of each
-// array in elements. A block has kLanes output dimensions of an output capsule. in_dim
-// is divided into `parts` parts of `depth` elements, padded with zeros; a block has
-// `depth` vectors of weights per part. A row has one element per output dimension.
-// Weights whose tensor already has this layout are not copied.
+// Sizes of arrays, and the offset in elements of each array in the scratch for `count`
+// tiles. A block has kLanes output dimensions of an output capsule. in_dim is divided
+// into `parts` parts of `depth` elements, padded with zeros; a block has `depth`
+// vectors of weights per part. A row has one element per output dimension of all
+// blocks. Weights whose tensor already has this layout are not copied.
 template <typename T>
 struct SmallBatchLayout {
   using A = Accumulator<T>;
@@ -112,7 +114,7 @@ template <typename T, int kDepth>
 class SmallBatchWork {
   using A = Accumulator<T>;
   static constexpr int64_t kL = kLanes<A>;
-  // The period, in vectors, of an input that is repeated to match its weights.
+  // The vectors of one part of an input, which is repeated if shorter than a vector.
   static constexpr int kPeriod = kDepth > kL ? kDepth / kL : 1;
   static constexpr int64_t kPrefetchDistance = (8 << 10) / sizeof(A);  // in elements
 
@@ -127,7 +129,7 @@ class SmallBatchWork {
     }
   }
 
-  // Copies tile m from a layout with samples in lanes to one with output dimensions.
+  // Copies tile m, transposed from samples to output dimensions in lanes.
   void Take(int64_t m, const A* tile) {
     for (int64_t s = 0; s < p_.batch; ++s) {
       for (int64_t j = 0; j < p_.out_caps; ++j) {
@@ -139,7 +141,8 @@ class SmallBatchWork {
     }
   }
 
-  // Loads `caps` input capsules from i on and computes their u_hat of all samples.
+  // Loads a group of `caps` input capsules from i on and computes their u_hat for all
+  // samples.
   void LoadGroup(int64_t i, int64_t caps, const T* input, const T* weights,
                  const T* logits) {
     for (int64_t c = 0; c < caps; ++c) {
@@ -170,8 +173,8 @@ class SmallBatchWork {
     }
   }
 
-  // Computes the coefficients of the group: c or, with two tiles (V and ds), db of V.
-  // GroupCoefficients returns them.
+  // Computes the coefficients of the group, which GroupCoefficients returns: c of the
+  // first iteration without tiles, c with one tile (V), and db with two (V and ds).
   void ComputeCoefficients(int64_t caps) {
     for (int64_t c = 0; c < caps; ++c) {
       if (count_ == 0) FirstCoefficients(c);
@@ -308,8 +311,8 @@ class SmallBatchWork {
     return copy;
   }
 
-  // Returns where to accumulate the weight gradient: in `to` if that has the layout of
-  // blocks, and otherwise in the scratch.
+  // Returns the array that accumulates the weight gradient: `to` if that has the layout
+  // of blocks, and otherwise one in the scratch.
   A* WeightsGrad(T* to) const {
     if constexpr (std::is_same_v<T, A>) {
       if (at_.in_place) return to;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Tasks of capsule routing for small batches.
+// Tasks of capsule routing for small batches, which run SmallBatchWork.
 #pragma once
 
 #include <cstdint>

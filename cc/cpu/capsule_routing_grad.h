@@ -1,7 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The last step of the gradient, which computes du_hat and contracts it immediately.
+// The last step of the gradient: computes du_hat from V and ds of all iterations, and
+// contracts it immediately to the gradients of input and weights. A task has a few
+// input capsules and all samples, one group after the other, with samples in lanes.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,7 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 constexpr int64_t kGradCaps = 4;    // most input capsules per task; they share V and ds
 constexpr int64_t kGradTasks = 64;  // number of tasks to aim for
 constexpr int64_t kGradBytes = 128 << 10;      // bytes of a task's weights
-constexpr int64_t kGradTileBytes = 256 << 10;  // du, in the L2 cache
+constexpr int64_t kGradTileBytes = 256 << 10;  // bytes of du, in the L2 cache
 
 // The scratch layout for `caps` input capsules and `groups` groups, in elements.
 template <typename T>
@@ -50,8 +52,9 @@ struct GradLayout {
 
 // Replaces the dot products <u, V_r> and <u, ds_r> of all r by db_r and c_r, the
 // coefficients of these tiles in du, and adds all db_r to logits_grad. V_1 is 0, so the
-// first row of `dots` is not set before. Padding lanes have zeros in the tiles; their
-// dots are set to zero too, so that they add nothing even if weights are infinite.
+// first row of `dots` need not be initialized. Padding lanes have zeros in the tiles;
+// their dots are set to zero too, so that they add nothing even if weights are
+// infinite.
 template <typename T, typename A>
 void DotsToCoefficients(const Problem& p, int64_t samples, const T* logits,
                         const A* first, A* dots, A* logits_grad) {
@@ -69,7 +72,8 @@ void DotsToCoefficients(const Problem& p, int64_t samples, const T* logits,
   }
 }
 
-// Adds to the weight gradient of an input capsule, which is in register tiles.
+// Adds the samples of `groups` groups to the weight gradient of an input capsule, which
+// is laid out in register tiles.
 template <typename A>
 void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_stride,
                     const A* x, int64_t x_stride, A* to) {
@@ -81,7 +85,7 @@ void AddWeightsGrad(const Problem& p, int64_t groups, const A* du, int64_t du_st
   }
 }
 
-// Copies register tiles to rows, fast for whole tiles of a constant number of columns.
+// Copies register tiles to the rows of the tensor.
 template <typename T, typename A>
 void StoreWeightsGrad(const Problem& p, const A* from, T* to) {
   constexpr int K = kWeightColumns<A>;

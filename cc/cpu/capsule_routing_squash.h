@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Computes output capsules from sums over input capsules, and the gradients of the sums
-// from the gradients of the output capsules.
+// from the gradients of the output capsules. A task has one output capsule and one
+// group of samples, which are in lanes.
 #pragma once
 
 #include <cstdint>

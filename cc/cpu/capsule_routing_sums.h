@@ -1,7 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Sums over input capsules, and their coefficients.
+// Sums over input capsules, sum_i c u_hat and sum_i db u_hat, and their coefficients. A
+// task has a chunk of input capsules and some groups of samples, which are in lanes. It
+// processes a block of input capsules at a time, so that their weights stay in the
+// cache for all groups.
 #pragma once
 
 #include <cstdint>
@@ -87,8 +90,9 @@ void AddWeighted(const Problem& p, bool first, const A* b, const A* u, A* sum) {
   }
 }
 
-// Computes a partial sum. Each block of input capsules is summed separately before it
-// is added, because adding thousands of terms one after the other loses digits.
+// Computes the partial sum of a task. Each block of input capsules is summed separately
+// before it is added, because adding thousands of terms one after the other loses
+// digits.
 template <typename T, typename Depth>
 void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The inner loops of capsule routing, for one input capsule and one group of samples.
-// Every value is a vector with one sample per lane, except weights, which all samples
-// share: they are broadcast from memory and keep their layout.
+// Every value is a vector with one sample per lane, except the weights: all samples
+// share them, so they keep the tensor's layout and are broadcast to all lanes.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 constexpr int kDims = kVectorBytes == 64 ? 8 : 4;  // out_dims per register tile
 
 // The value of in_dim: the constant kFixed, so that the compiler unrolls loops over it,
-// unless kFixed is 0. The template parameter Depth below is one of these types.
+// or `value` if kFixed is 0. The template parameter Depth below is one of these types.
 template <int kFixed>
 struct InDim {
   int64_t value;
@@ -35,7 +35,7 @@ struct Tiles {
 };
 
 // Calls tile(Constant<n>, d) for register tiles of dimensions [d, d + n) that cover [0,
-// dims). n is kDims, and smaller for the remainder.
+// dims). n is kDims or, for the remainder, a smaller power of two.
 template <int kSize = kDims, typename Tile>
 CAPSOPS_INLINE void ForDims(int64_t dims, const Tile& tile, int64_t d = 0) {
   for (; d + kSize <= dims; d += kSize) {
@@ -171,9 +171,9 @@ CAPSOPS_INLINE Vector<A> WeightsTile(int64_t groups, const A* du, int64_t du_str
   return SumLanes<A>(sums);
 }
 
-// Returns the sum of term(j) over the output capsules. It adds blocks of terms, because
-// a thousand terms added one after the other would lose a digit. Terms after the last
-// whole block have their own loop, so that few output capsules do not pay for blocks.
+// Returns the sum of term(j) over the output capsules. Sums blocks of terms separately,
+// because adding a thousand terms one after the other would lose a digit. Terms after
+// the last whole block have their own loop, so that few output capsules cost no more.
 template <typename A, typename Term>
 CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   constexpr int64_t kBlock = 16;
@@ -188,8 +188,8 @@ CAPSOPS_INLINE Vector<A> SumInBlocks(int64_t out_caps, const Term& term) {
   return sum + rest;
 }
 
-// Sets b to softmax(logits + b) over the output capsules. If `leaky`, the softmax has
-// one more logit, which is 0 and has no result.
+// Sets b to softmax(logits + b) over the output capsules. If `leaky`, the denominator
+// has one more term, exp(0).
 template <typename T, typename A>
 inline void Softmax(int64_t out_caps, const T* logits, A* b, bool leaky = false) {
   if (out_caps == 0) return;

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products in register tiles whose lanes are columns. A tile has a pointer to
-// each row of the left operand, so rows may be anywhere in memory and are not copied.
+// Matrix products in register tiles whose lanes are columns of the product. A tile has
+// a pointer to each row of the left operand, so rows may be anywhere in memory and need
+// not be copied.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +37,8 @@ struct RunRows {
 //   to[n][column + lane] = sum over runs r and k < length of
 //     from[r * kTileSlots + n][skip + k] * weights[(at[r] + k) * V * kLanes + lane]
 // and adds them to the previous `to` if `add` is true. Each term prefetches one
-// address: `ahead`, then `step` elements further, and so on. Prefetching less often
-// would need a branch in the inner loop, which would be mispredicted.
+// address: `ahead`, then `step` elements further, and so on. Prefetching only some
+// terms would need a branch in the inner loop, which would be mispredicted.
 template <typename A, int V, int P>
 void AddRows(const RunRows<A>& rows, const A* weights, const A* ahead, int64_t step,
              bool add, A* const* to, int64_t column) {

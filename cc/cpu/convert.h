@@ -27,7 +27,8 @@ inline double Widen(double x) { return x; }
 inline float Widen(BFloat16 x) {
   return BitCast<float>(static_cast<uint32_t>(x.bits) << 16);
 }
-// Selects among subnormal, normal and special results, without branches.
+// Computes the subnormal, the normal and the special result, and selects one, so that
+// loops have no branches.
 inline float Widen(Float16 x) {
   constexpr uint32_t kMinNormal = 0x38800000;  // 2^-14 as float bits
   constexpr uint32_t kInfinity = 0x7f800000;

@@ -10,10 +10,10 @@
 
 namespace capsops::CAPSOPS_ISA {
 
-// Adding kRound to a number rounds it to an integer, which is in the low bits of the
-// sum; subtracting kRound again leaves the integer. ln 2 is split into two parts, and
-// products of the first part with small integers are exact. Below kLeast the result is
-// smaller than the smallest normal number.
+// Adding kRound to a number rounds it to an integer, which is then in the low bits of
+// the sum; subtracting kRound again leaves the integer. ln 2 is split into two parts;
+// the first has so few bits that its products with small integers are exact. For x
+// below kLeast, e^x is smaller than the smallest normal number.
 template <typename A>
 struct ExpConstants;
 template <>

@@ -1,11 +1,12 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Filters dominate the memory traffic and the time, because every pixel has its own. A
-// task computes the rows of its part of a sample from top to bottom, a few at a time.
-// It transposes their filters to planes in its own cache, so that lanes are neighboring
-// pixels for both tensor layouts. The image rows that these filters read stay in a
-// sliding window of planes.
+// High-order convolution, which has a separate filter for every pixel, and its
+// gradients. Filters dominate the memory traffic and the time. A task computes the rows
+// of its part of a sample from top to bottom, in steps of a few rows. It transposes the
+// filters of a step to planes in its own cache, so that lanes are neighboring pixels
+// for both tensor layouts. The image rows that these filters read stay in a sliding
+// window of planes.
 #include "cc/cpu/high_order_conv.h"
 
 #include "cc/cpu/high_order_conv_plan.h"
@@ -13,6 +14,7 @@
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 namespace {
 
+// Lays out the scratch of a task. `lines` holds rows of the output or of grad.
 template <typename A>
 struct TaskScratch {
   TaskScratch(const Plan<A>& plan, bool backward, void* scratch)
@@ -105,9 +107,10 @@ void Forward(const Problem& p, int64_t index, const T* input, const T* filters,
   }
 }
 
-// Computes the gradients of a task's rows. It also visits the rows above and below
-// whose filters read these rows. The input gradient is accumulated in a sliding window
-// of sums, always in the same order, so that results do not depend on the tasks.
+// Computes both gradients of a task's rows. It also visits the rows above and below
+// whose filters read these rows, as they contribute to the input gradient. This is
+// accumulated in a sliding window of sums, always in the same order, so that results do
+// not depend on the division into tasks.
 template <typename T>
 class Backward {
  public:
@@ -149,8 +152,8 @@ class Backward {
     WriteInput(end, plan_.reach_y);
   }
 
-  // Visits rows [begin, end). Rows outside the task (`own` is false) only add to its
-  // input gradient.
+  // Visits rows [begin, end). If `own` is false, they are outside the task, and only
+  // add to its input gradient.
   void RunSteps(int64_t begin, int64_t end, bool own) {
     int64_t before = 0;
     for (int64_t row = begin; row < end; row += before) {
@@ -193,7 +196,7 @@ class Backward {
     }
   }
 
-  // Clears the elements that are read after the last row of a shorter step.
+  // Clears the elements that vectors read after the last row of a shorter step.
   void ClearAfter(const Planes<A>& planes, int64_t count, int64_t rows) {
     if (rows == plan_.step_rows) return;
     ClearPlanes(planes.From(0, rows * plan_.pitch - plan_.halo), count,
@@ -203,8 +206,8 @@ class Backward {
   // Adds a group's contributions to the window of sums.
   void AddToInput(int64_t row, int64_t rows, int64_t group, int64_t first,
                   Prefetcher& ahead) {
-    // Begins with the last row of taps, so that each row of the input receives the
-    // contributions of the rows above it first.
+    // The loop begins with the last row of taps, so that each input row receives the
+    // contributions of grad from top to bottom.
     for (int64_t kh = plan_.kernel_rows - 1; kh >= 0; --kh) {
       const int64_t to = row + kh - plan_.reach_y;
       if (to + rows <= task_.row_begin || to >= task_.row_end) continue;

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The layout of the planes of a high-order convolution in a task's scratch, and the
-// division of the work into tasks. Rows that a dilated window reads together form a
-// phase, in which they are consecutive. Taps that no pixel uses are left out.
+// division of the work into tasks. Every dilation_height-th row belongs to the same
+// phase: a dilated window reads consecutive rows of one phase. Taps that lie outside
+// the image for every pixel are left out.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@ constexpr int64_t kFilterBytes = 32 << 10;   // filters of a step, in the L1 cac
 constexpr int64_t kLineBytes = 256 << 10;    // filters of a row, in the L2 cache
 constexpr int64_t kWindowBytes = 256 << 10;  // rows that filters read
 constexpr int64_t kChannelBytes = 4 << 20;   // all planes of channels, at most
-constexpr int64_t kTasks = 32;
-constexpr int64_t kStreamBytes = 16 << 20;  // larger outputs bypass the caches
+constexpr int64_t kTasks = 32;               // number of tasks to aim for
+constexpr int64_t kStreamBytes = 16 << 20;   // larger outputs bypass the caches
 
 // A part of the problem: groups, columns of pixels and, within a phase, rows. A group
 // of too many channels is a task of its own, which computes some channels at a time.
@@ -67,7 +68,8 @@ struct Plan {
     tile = Min(RoundUp(CeilDivide(p.width, CeilDivide(p.width, tile)), kLanes<A>),
                p.width);
     tiles = CeilDivide(p.width, tile);
-    // Zeros between whole rows pad the end of one and the beginning of the next.
+    // Between whole rows, the same zeros pad the end of one and the beginning of the
+    // next.
     pitch = tiles == 1 ? p.width + halo : tile + 2 * halo;
     const int64_t line = taps * pitch * size;
     step_groups = Max(Min(task_groups, kFilterBytes / line), 1);
@@ -173,10 +175,10 @@ struct Plan {
   int64_t kernel_rows, kernel_columns, taps;
   int64_t group_channels, channels;  // channels per group, and per task at a time
   int64_t part_channels, parts;      // channels per part, and parts per group
-  int64_t task_groups, step_groups;
-  int64_t tile, tiles;  // columns of pixels per task, and number of such tiles
-  int64_t task_rows, step_rows;
-  int64_t pitch, lead;
+  int64_t task_groups, step_groups;  // groups per task, and groups filled at a time
+  int64_t tile, tiles;           // columns of pixels per task, and number of such tiles
+  int64_t task_rows, step_rows;  // rows per task, and per step
+  int64_t pitch, lead;           // elements per row, and before the first one
   int64_t line_stride, window_stride;  // plane strides for step_rows; with margins
   int64_t staging;
 
@@ -195,7 +197,8 @@ bool UseStreamingStores(const Problem& p, int64_t columns) {
 }
 
 // Copies columns [first, first + columns) of pixels [x_begin, x_end) of a row to
-// planes. The tensor has `total` columns. The pixels may extend beyond the task.
+// planes. The tensor has `total` columns (channels or taps). The pixels may extend
+// beyond the task.
 template <typename T, typename A>
 void FillRow(const Plan<A>& plan, const Task& task, int64_t row, int64_t x_begin,
              int64_t x_end, const T* data, int64_t total, int64_t first,
@@ -260,10 +263,10 @@ void FillFilters(const Plan<A>& plan, const Task& task, int64_t first_group,
   }
 }
 
-// Returns a prefetcher for the memory that FillFilters reads next, after the groups
-// before `group` in rows [row, row + count): the remaining groups of these rows, or the
-// first groups of the following rows before `end`. Prefetching is spread over `times`
-// passes over the channels of each group.
+// Returns a prefetcher for the filters that FillFilters copies next: in rows [row, row
+// + count) from `group` on or, if these rows are done, those of the first groups in the
+// following rows before `end`. Prefetching is spread over `times` passes over the
+// channels of each group.
 template <typename T, typename A>
 Prefetcher PrefetchNextFilters(const Plan<A>& plan, const Task& task, int64_t group,
                                int64_t row, int64_t count, int64_t end, int64_t times,

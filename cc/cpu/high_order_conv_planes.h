@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Copies a row of pixels of a tensor, of any layout and type, to planes and back. Each
-// channel (or tap) has a plane, in which neighboring pixels are contiguous.
+// channel (or tap) has a plane, in which neighboring pixels are contiguous, so that
+// lanes are pixels.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,9 @@ template <typename A>
 int64_t StagedPixels(int64_t columns) {
   return Max(RoundUp(Min(64, 4096 / Max(columns, 1)), kLanes<A>), kLanes<A>);
 }
-// Returns the size of a staging buffer for at most `columns` columns. Fewer columns may
-// need more, since pixels are rounded up.
+// Returns a size of the staging buffer that suffices for up to `columns` columns. It
+// has room for the pixels that StagedPixels adds when it rounds up, and for the vector
+// that FromPlanes may write past the end.
 template <typename A>
 int64_t StagingSize(int64_t columns) {
   return Min(64 * columns, 4096) + kLanes<A> * (columns + 1);

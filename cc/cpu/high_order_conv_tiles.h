@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The three sums of a high-order convolution over planes, in register tiles of a few
-// channels and a few vectors of neighboring pixels.
+// The inner loops of high-order convolution over planes, for the output, the input
+// gradient and the filter gradient, in register tiles of a few channels and a few
+// vectors of neighboring pixels. Channels of a group share the loads of filters.
 #pragma once
 
 #include <cstdint>
@@ -39,14 +40,15 @@ struct Planes {
   operator Planes<const A>() const { return {first, stride}; }
 };
 
-// The taps of a filter: their number, and their distances within a plane.
+// The taps of a filter: their rows and columns, and the distances within a plane from
+// one row to the next and from one column to the next.
 struct Kernel {
   int64_t rows, columns;
   int64_t pitch, spacing;
 };
 
-// Prefetches `runs` runs of `bytes` bytes into the L2 cache, a part with each of the
-// next `vectors` vectors that are computed.
+// Prefetches `runs` runs of `bytes` bytes, `stride` bytes apart, into the L2 cache,
+// evenly spread over the next `vectors` vectors that are computed.
 class Prefetcher {
  public:
   Prefetcher(const void* first, int64_t bytes, int64_t stride, int64_t runs,
@@ -99,8 +101,8 @@ CAPSOPS_INLINE void AddTap(const A* filters, const A* x, int64_t stride,
 
 // Computes, for C channels and n < count,
 //   output[c][n] = sum over taps k of input[c][n + offset of k] * filters[k][n]
-// where `input` points to the first tap. Short sums have small errors, so each row of
-// taps is summed separately.
+// where `input` points to the first tap. Each row of taps is summed separately, because
+// short sums have smaller rounding errors.
 template <typename A, int C>
 void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
            int64_t count, Prefetcher& ahead, Planes<A> output) {
@@ -134,7 +136,7 @@ void Apply(const Kernel& kernel, Planes<const A> input, Planes<const A> filters,
 // Adds one row of taps to the input gradient,
 //   grad_input[c][n] += sum over taps k of grad[c][n'] * filters[k][n']
 // where output pixel n' reads input pixel n through tap k. `grad` and `filters` point
-// to the first tap; n' decreases from tap to tap.
+// to n' of the first tap; n' decreases from tap to tap.
 template <typename A, int C>
 void Gather(const Kernel& kernel, Planes<const A> grad, Planes<const A> filters,
             int64_t count, Prefetcher& ahead, Planes<A> grad_input) {
@@ -185,7 +187,8 @@ void Correlate(const Kernel& kernel, Planes<const A> input, Planes<const A> grad
   }
 }
 
-// Calls run(number of channels as a constant, first channel) for all channels.
+// Calls run(Constant<n>, first channel) for tiles of n channels that cover all
+// channels.
 template <typename Run>
 void ForChannels(int64_t channels, const Run& run) {
   int64_t c = 0;

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Weights from their codes, in vectors (cc/launch/inq_conv.h defines the code book).
+// Decodes weights in vectors: integer arithmetic on codes gives the bits of floats
+// (cc/launch/inq_conv.h defines the code book).
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
 template <typename A>
 using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
 
-// Returns the bits of the weights that codes stand for, where `top` is the top
-// exponent. N is Bits<A> or a vector of them.
+// Returns the bits of the weight that a code stands for, where `top` is the top
+// exponent. N is Bits<A> or a vector of these.
 template <typename A, typename N>
 CAPSOPS_INLINE N WeightBits(int top, N code) {
   constexpr int kMantissa = sizeof(A) == 8 ? 52 : 23;

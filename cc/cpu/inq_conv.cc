@@ -1,6 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Convolution with weights given as codes, and its input gradient. Both are capsule
+// convolutions of 1 x in_channels poses, computed by capsule_conv_columns.h: lanes are
+// channels of the written image. Only the packing of weights differs: it decodes them.
 #include "cc/cpu/inq_conv.h"
 
 #include "cc/cpu/capsule_conv_columns.h"
@@ -14,16 +17,19 @@ namespace {
 using namespace capsops::CAPSOPS_ISA;                // NOLINT: this unit's
 using namespace capsops::capsule_conv::CAPSOPS_ISA;  // NOLINT: instruction set
 
+// Longer partial sums than those of CapsuleConv are faster. They are accurate enough
+// (docs/notebook/inq_conv.md).
 constexpr SumTerms kTerms = {320, 320};
 constexpr int64_t kPackChannels = 64;  // input channels per task of `pack`
 
-// A capsule convolution with these weights, and its division into panels.
+// This convolution as a capsule convolution, and its division into panels.
 template <typename A, bool kGradient>
 struct Panels {
   explicit Panels(const Problem& p)
       : poses(AsPoses(p, p.in_channels, p.out_channels)), plan(poses, kTerms) {}
 
-  // Zeros everything after the panels: the flags too, because all weights are finite.
+  // Clears everything after the panels: the zeros that replace pixels outside the
+  // image, and the flags of weights that are not finite, as all weights are finite.
   void Finish(A* packed) const {
     const int64_t first = plan.panel(plan.panels);
     std::memset(packed + first, 0, (plan.packed() - first) * sizeof(A));
@@ -55,7 +61,8 @@ void DecodeTransposed(int top, const uint8_t* codes, int64_t stride, int64_t wid
   for (int c = 0; c < kLanes<A>; ++c) Store(weights + c * width, tile[c]);
 }
 
-// Packs the weights of a few input channels of one tap, whose codes are contiguous.
+// Packs the weights of kPackChannels input channels of one tap, whose codes are
+// contiguous: one task.
 template <typename A>
 bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
                  void* workspace) {
@@ -81,7 +88,7 @@ bool PackForward(const Problem& p, int64_t task, int top, const uint8_t* codes,
   return fit;
 }
 
-// Packs the weights of one panel of one tap.
+// Packs the weights of one panel of one tap, transposed: one task.
 template <typename A>
 bool PackGradient(const Problem& p, int64_t task, int top, const uint8_t* codes,
                   void* workspace) {
@@ -147,9 +154,9 @@ void WidenAll(int64_t count, const T* from, Accumulator<T>* to) {
 template <typename T>
 void Scale(int64_t count, int64_t exponent, const Accumulator<T>* from, T* to) {
   using A = Accumulator<T>;
-  // Three factors span the range from the largest number to below the smallest one and
-  // back. They have about the same size, so that a product of some of them is subnormal
-  // only if the final result is far below the normal numbers.
+  // 2^exponent may not be a normal number, but three factors of about the same size
+  // are. Intermediate products lie between from[i] and the result, so scaling is exact
+  // if the result is a normal number. Exponents beyond kMost give 0 or infinity.
   constexpr int64_t kMost = sizeof(A) == 8 ? 2200 : 300;
   const int64_t all = exponent < -kMost ? -kMost : exponent > kMost ? kMost : exponent;
   const A first = PowerOfTwo<A>(all / 3);

@@ -1,6 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Convolution of 8-bit activations with integer powers of two, as a product of integer
+// matrices. Lanes are output channels; a 32-bit lane sums several terms at a time.
 #include "cc/cpu/inq_conv_int8.h"
 
 #include <cstring>
@@ -17,10 +19,10 @@ using namespace capsops::CAPSOPS_ISA;  // NOLINT: this unit's instruction set
 // Output pixels per register tile, and per task.
 constexpr int kTileRows = kVectorBytes == 64 ? 12 : 4;
 constexpr int64_t kTaskRows = 48;
-// A panel's block of weights takes half of the L1 cache, or less.
+// Most bytes of a panel's block of weights: half of the L1 cache, or less.
 constexpr int64_t kBlockBytes = 16384;
-// Each task of a group of panels gathers the same windows. So panels are divided into
-// just enough groups for this number of tasks.
+// Number of tasks to aim for. Each group of panels gathers the same windows again, so
+// panels are divided into no more groups than this number of tasks needs.
 constexpr int64_t kTasks = 16;
 
 Division Divide(const Problem& p, Product product) {
@@ -47,12 +49,12 @@ template <typename T>
 void Quantize(int64_t count, const T* input, float scale, int32_t zero_point,
               uint8_t* image) {
   using A = Accumulator<T>;
-  // Adding kRound rounds to an integer: numbers of this size have no fraction bits.
+  // Adding kRound rounds to an integer, as numbers of its size have no fraction bits.
   constexpr A kRound = sizeof(A) == 8 ? 0x1.8p52 : 0x1.8p23;
   const A least = -zero_point, most = 255 - zero_point;
   for (int64_t i = 0; i < count; ++i) {
     A x = Widen(input[i]) / scale;
-    x = x > least ? x : least;  // also if x is NaN
+    x = x > least ? x : least;  // a NaN becomes `least`
     x = x < most ? x : most;
     image[i] =
         static_cast<uint8_t>(static_cast<int32_t>(x + kRound - kRound) + zero_point);
@@ -74,7 +76,7 @@ class Window {
   // Writes terms [begin, end) as numbers of type E.
   template <typename E>
   void Gather(int64_t begin, int64_t end, E* to) const {
-    // Pixels of neighboring taps are contiguous, unless there is dilation.
+    // Without dilation, the pixels of a row of taps are contiguous.
     const int64_t size = taps_ * p_.in_channels;
     int64_t tap = begin / size * taps_, skipped = begin % size;
     while (begin < end) {
@@ -121,7 +123,8 @@ class Window {
   const int64_t taps_;  // taps that are contiguous in the image
 };
 
-// Adds products of kRows rows and a panel, and subtracts the zero point's contribution.
+// Adds the products of kRows rows and a panel, and subtracts the contribution of the
+// zero point, which is the zero point times the sum of the weights.
 template <Product kProduct, int kRows>
 void MultiplyTile(const Division& d, const char* patches, const char* panel,
                   uint32_t zero_point, uint32_t* sums, int64_t stride) {
@@ -168,6 +171,8 @@ void Multiply(const Division& d, int64_t rows, const char* patches, const char* 
   }
 }
 
+// Computes the sums of some rows and panels: for each block of terms, gathers the
+// windows of the rows once and multiplies them with all panels.
 template <Product kProduct>
 void SumRows(const Problem& p, const Division& d, int64_t first_row, int64_t rows,
              int64_t first_panel, int64_t panels, const uint8_t* image,

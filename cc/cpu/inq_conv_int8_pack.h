@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Integer products of 32-bit lanes that hold several terms, and weights in this form.
-// The packed weights of a block of terms and a panel of output channels are the sums of
-// each channel's weights, and then steps of one 32-bit lane per channel.
+// Integer products of 32-bit lanes that hold several terms, and the packing of weights
+// into such lanes. The packed weights of a block of terms and a panel of output
+// channels begin with the sum of each channel's weights. Steps follow, which have one
+// 32-bit lane per channel and hold two terms of 16 bits, or four of 8 bits.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +32,8 @@ constexpr int64_t TermBytes(Product product) {
 }
 
 // Returns the sums plus the products of the terms of each lane. Terms of 8 bits are
-// unsigned, and their weights are signed. VNNI is not part of x86-64-v4, so the
-// compiler has no functions for it.
+// unsigned, and their weights are signed. VNNI is not part of x86-64-v4, so compilers
+// offer no intrinsics for it here.
 template <Product kProduct>
 CAPSOPS_INLINE Sums MultiplyAdd(Sums sums, Sums terms, Sums weights) {
 #if defined(__AVX512BW__)
@@ -56,8 +57,8 @@ CAPSOPS_INLINE Sums MultiplyAdd(Sums sums, Sums terms, Sums weights) {
 #endif
 }
 
-// Replaces each byte n < 16 by byte n of the table, which repeats every 16 bytes. A
-// byte of 16 becomes byte 0 of the table.
+// Replaces each byte n < 16 by byte n of the table, which repeats every 16 bytes, and a
+// byte of 16 by byte 0.
 CAPSOPS_INLINE Sums LookUp(Sums table, Sums bytes) {
 #if defined(__AVX512BW__)
   return (Sums)_mm512_shuffle_epi8((__m512i)table, (__m512i)bytes);
@@ -93,7 +94,8 @@ class Decoder {
   CAPSOPS_INLINE Sums operator()(Sums codes) const {
     const Sums bytes = LookUp(table_, codes);
     if constexpr (TermBytes(kProduct) == 1) return bytes;
-    // Code 16, the last one of 5 bits, is -1.
+    // Code 16, the last one of 5 bits, means -1 but lies beyond the table, which gives
+    // 0 for it. The shift supplies its magnitude.
     using Words = Vector<int16_t>;
     const Words words = (Words)codes;
     const Words size = (Words)bytes | words >> 4;

@@ -1,6 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// Decodes weights that are zero or powers of two, a vector of neighboring codes at a
+// time.
 #include "cc/cpu/inq_decode.h"
 
 #include "cc/cpu/convert.h"

@@ -1,15 +1,16 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Declares Kernels<T>() for every instruction set. It returns an op's functions for
-// cc/cpu/dispatch to call. An op must first define its struct CpuKernels<T>.
+// Declares Kernels<T>() for every instruction set. It returns the struct of function
+// pointers through which cc/cpu/dispatch calls an op's kernels. An op must first define
+// this struct, CpuKernels<T>.
 #pragma once
 
 #include "cc/launch/exec.h"
 
 namespace capsops {
 
-// Items begin to end - 1 of a list.
+// The integers from begin to end - 1.
 struct Range {
   int64_t begin, end;
 };

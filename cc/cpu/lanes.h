@@ -186,6 +186,7 @@ inline Vector<A> KeepLanes(int64_t count, Vector<A> v) {
   return KeepLanes<A>(count, v, kEveryLane<A>);
 }
 
+// Load and store a vector of elements of type T, which are converted to and from A.
 template <typename A, typename T>
 inline Vector<A> LoadWide(const T* from) {
   if constexpr (std::is_same_v<T, A>) {
@@ -208,9 +209,9 @@ inline void StoreNarrow(T* to, Vector<A> v) {
   }
 }
 
-// For a tile of kLanes rows of kColumns elements, `stride` elements apart: returns the
-// distance between the vectors that it consists of, or 0 if it does not consist of
-// whole vectors.
+// Returns the distance between the vectors of a tile of kLanes rows of kColumns
+// elements, where rows are `stride` elements apart, or 0 if the tile does not consist
+// of whole vectors.
 template <typename A, int kColumns>
 inline int64_t VectorStride(int64_t stride, int64_t rows) {
   if (rows < kLanes<A>) return 0;

@@ -1,10 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Matrix products over planes in register tiles. A plane holds, side by side in lanes,
-// all elements of an operand or result with the same contraction or column index. Lanes
-// are rows of the product, over several pixels and samples, so that neither few pose
-// rows nor few columns leave lanes idle.
+// Matrix products over planes in register tiles, for the family `planes` of
+// capsule_conv.h. A plane holds, side by side in lanes, all elements of an operand or
+// result with the same contraction or column index. Lanes are rows of the product, over
+// several pixels and samples, so that neither few pose rows nor few columns leave lanes
+// idle.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ constexpr int kColumns = 4, kVectors = 2;
 constexpr int kFewColumns = 4, kFewVectors = 2;
 #endif
 
-// A run of planes, and the weights that multiply it.
+// The planes that one tap reads, which are contiguous, and the weights that multiply
+// them.
 struct Run {
   int64_t planes;      // offset of its first plane in elements
   int64_t weights;     // first row in the panel of weights
@@ -70,8 +72,8 @@ void Accumulate(const A* planes, int64_t stride, const A* weights, const Run* ru
 
 // Accumulate for weights that may be infinite or NaN: their products with the zeros
 // outside the image would be NaN. Computes `lanes` lanes from first_lane on, and adds
-// only the lanes between `begin` and `end` of each run. It is slower, but gives the
-// same bits if weights are finite.
+// only the lanes from `begin` to `end` of each run. It is slower, but gives the same
+// bits if weights are finite.
 template <typename A>
 void AccumulateInside(const A* planes, int64_t stride, const A* weights,
                       int64_t columns, const Run* runs, int64_t count, int64_t length,

@@ -54,8 +54,9 @@ inline void Store(A* to, Vector<A> v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
-// Stores bypassing the caches, for results too large to stay there, so that the
-// processor need not read the cache lines first. `to` must be aligned to kVectorBytes.
+// Stores without going through the caches, for results too large to stay there. The
+// processor then need not read the cache lines first. `to` must be aligned to
+// kVectorBytes.
 template <typename A>
 inline void StreamStore(A* to, Vector<A> v) {
 #if defined(__AVX512F__)
@@ -127,7 +128,7 @@ inline bool AnyLane(Mask mask) {
 #endif
 }
 
-// A constant that kernels take as an argument.
+// An integer constant as a type, which a generic lambda can take as an argument.
 template <int kValue>
 struct Constant {
   static constexpr int value = kValue;

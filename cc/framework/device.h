@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Converts TensorFlow's OpKernelContext to what launchers take. Only this file knows
-// where TensorFlow keeps its threads and its CUDA stream.
+// Makes a CpuExec or GpuExec from TensorFlow's OpKernelContext, converts errors, and
+// allocates tensors. Only this file knows where TensorFlow keeps its threads and its
+// CUDA stream.
 #pragma once
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +17,7 @@
 
 namespace capsops {
 
-// The launchers' element type for each of TensorFlow's.
+// Our element type for each of TensorFlow's.
 template <typename T>
 struct ElementOf {
   using type = T;
@@ -75,8 +76,8 @@ inline absl::Status MakeExec(tensorflow::OpKernelContext* ctx, GpuExec* exec) {
 }
 #endif
 
-// Converts a known shape to one that can be allocated. Refuses more than 2^62 bytes,
-// because TensorFlow's allocators crash if rounding up the number of bytes overflows.
+// Converts a known shape to a TensorShape. Refuses more than 2^62 bytes, because
+// TensorFlow's allocators crash if rounding up the number of bytes overflows.
 inline absl::Status MakeShape(const tensorflow::PartialTensorShape& known,
                               tensorflow::DataType type,
                               tensorflow::TensorShape* shape) {

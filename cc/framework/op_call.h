@@ -90,7 +90,7 @@ struct OpWith : OpDefaults {
   Attributes attributes;
 };
 
-// TensorFlow's DataType of each element type of the launchers.
+// TensorFlow's DataType for each of our element types.
 template <typename T>
 inline constexpr tensorflow::DataType kDataType = tensorflow::DataTypeToEnum<T>::value;
 template <>

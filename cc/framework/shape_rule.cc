@@ -60,7 +60,8 @@ void CheckEpsilon(ShapeRule& rule, float epsilon) {
   rule.Require(epsilon > 0, [&] {
     return absl::StrCat("epsilon must be positive, got ", epsilon, " in float32");
   });
-  // Kernels run with subnormals flushed to zero, shape functions do not.
+  // Kernels run with subnormals flushed to zero; shape functions do not, so for them a
+  // subnormal is positive.
   rule.Require(epsilon >= std::numeric_limits<float>::min(), [&] {
     return absl::StrCat("epsilon must be at least 2^-126, got ", epsilon,
                         " in float32");

@@ -18,7 +18,7 @@ using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Sets the member `to` of all axes to the values of an attribute.
+// Sets the member `to` of each axis to its value in an attribute.
 void SetEach(ShapeRule& rule, const char* name, const std::vector<int32_t>& values,
              absl::Span<const WindowAxis> axes, int64_t* WindowAxis::* to) {
   constexpr const char* kCounts[] = {"one positive integer", "two positive integers",

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Shared by all strided convolutions: their attributes, the size of their output, and
-// shapes that are given as tensors of sizes.
+// inputs that hold the shape of a tensor, such as input_sizes.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,
                    const tensorflow::PartialTensorShape& weights,
                    absl::Span<const WindowAxis> axes);
 
-// ResolveWindow for a transposed convolution, like tf.nn.conv_transpose. A convolution
-// of the output would have the shape of the input.
+// ResolveWindow for a transposed convolution, like tf.nn.conv_transpose: the output is
+// such that a convolution of it has the shape of the input.
 void ResolveTransposedWindow(ShapeRule& rule, const WindowAttributes& attributes,
                              const char* weights_name,
                              const tensorflow::PartialTensorShape& weights,

@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Divides the output of CapsuleConvRouting into phases. All pixels of a phase read the
-// input through the same taps, so the votes of a phase are an ordinary convolution even
-// if the problem is transposed: it then reads the input with stride 1. A problem that
-// is not transposed has a single phase.
+// input through the same taps, so the votes of a phase are an ordinary convolution. A
+// transposed convolution has a phase for each offset within its strides (offsets that
+// no tap reaches share one), and a phase reads the input with stride 1. Any other
+// convolution has a single phase.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,8 @@ namespace capsops::capsule_conv_routing {
 
 using capsule_conv::AxisProblem;
 
-// Positions of the output along one axis: At(n) for n < count. They form runs of `span`
-// neighbors, and the runs start `step` apart.
+// The output positions of a phase along one axis: At(n) for n < count. They form runs
+// of `span` neighbors, and the runs start `step` apart.
 struct Positions {
   int64_t count, first, step, span;
 
@@ -28,7 +29,7 @@ struct Positions {
   }
 };
 
-// One axis of a phase. For k < taps, its position n reads input position
+// One axis of a phase. For k < taps, position n of the phase reads input position
 // n * stride + k * dilation - pad through tap `tap` + k * tap_step.
 struct AxisPhase {
   Positions out;
@@ -64,7 +65,8 @@ LaunchError ForEachAxisPhase(const AxisProblem& axis, bool transposed,
     }
     const int64_t count =
         (size - first) / stride * span + std::min((size - first) % stride, span);
-    // In reverse order, taps read ascending positions.
+    // Taps are listed from the last to the first, so that they read ascending positions
+    // as in an ordinary convolution.
     const int64_t last = std::max<int64_t>(taps.count - 1, 0);
     const LaunchError error = visit(AxisPhase{{count, first, stride, span},
                                               taps.count,

@@ -10,9 +10,9 @@
 //   pose rows     the types, if they share weights
 //   pose depth    the types, if each has its own weights
 //   channels      the input frames that an output frame reads, if images are volumes
-// For frames to become channels, the frames and the depth taps of the weights are
-// copied, unless the device has products of its own. The weights of phases that lack
-// some taps are copied, too.
+// To turn frames into channels, the frames (Patch) and the depth taps of the weights
+// (Relay) are copied, unless the device has product kernels that read them in place.
+// The weights of phases that lack some taps are copied, too.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ static inline int64_t Columns(const Problem& p) { return p.parents * p.out_dim; 
 static inline int64_t Groups(const Problem& p) {
   return p.shared_weights ? 1 : p.types;
 }
-// The elements of a row of the input.
+// The elements of an image row of the input.
 static inline int64_t InRow(const Problem& p) {
   return p.in_width * p.types * p.in_dim;
 }
@@ -43,14 +43,13 @@ static inline int64_t WeightsSize(const Problem& p) {
   return p.kernel_depth * p.kernel_height * p.kernel_width * Groups(p) * p.in_dim *
          Columns(p);
 }
-// Whether the output is empty.
 static inline bool IsEmpty(const Problem& p) {
   return std::min({p.batch, p.out_depth, p.out_height, p.out_width, p.parents,
                    p.out_dim}) == 0;
 }
 
-// Rows [begin, begin + rows) of a phase's frames, the input rows that they read, and
-// the number of rows of zeros above these.
+// Rows [begin, begin + rows) of a phase's frames, the input rows [read, read +
+// read_rows) that they read, and the number of padding rows above these.
 struct Band {
   int64_t begin, rows;
   int64_t read, read_rows, pad;
@@ -67,7 +66,7 @@ struct Band {
 };
 
 // A band of rows of `frames` frames of a phase, starting with frame `first`, where
-// frames are numbered over all images. If there are several, the band has all rows.
+// frames are numbered over all images. With several frames, the band has all rows.
 struct Slab {
   Phase phase;
   int64_t first, frames;
@@ -75,7 +74,7 @@ struct Slab {
 
   int64_t Pixels() const { return frames * band.rows * phase.x.out.count; }
   int64_t Votes(const Problem& p) const { return Pixels() * p.types * Columns(p); }
-  // The number of elements of the channels that the slab reads.
+  // The number of input elements that the slab reads: its channels.
   int64_t Image(const Problem& p) const {
     return frames * band.read_rows * phase.depth.taps * InRow(p);
   }
@@ -96,7 +95,7 @@ static inline bool ReadsFrames(const Problem& p, const AxisPhase& depth) {
          depth.out.count == p.in_depth;
 }
 
-// The offset of the first row that a slab reads from the input, if it reads no copy.
+// The offset in the input of the first row that a slab reads, if ReadsFrames.
 static inline int64_t InputOffset(const Problem& p, const Slab& slab) {
   return (slab.first * p.in_height + slab.band.read) * InRow(p);
 }
@@ -128,8 +127,8 @@ static inline capsule_conv::Problem ConvOf(const Problem& p, const Slab& slab) {
 }
 
 // Calls visit(slab) for each slab, in order, until it returns an error. The votes of a
-// slab, of `element` bytes each, take at most `bytes` bytes, unless a single row has
-// more. If there are no types, the size of the output counts instead.
+// slab, of `element` bytes each, take at most `bytes` bytes, unless a single row takes
+// more. If there are no types, the output of a slab counts instead of its votes.
 template <typename Visit>
 LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
                         const Visit& visit) {
@@ -155,7 +154,8 @@ LaunchError ForEachSlab(const Problem& p, int64_t element, int64_t bytes,
   });
 }
 
-// The places of a slab's pixels: pixel n < pixels of the slab is output pixel At(n).
+// Maps a slab's pixels to the output: pixel n < pixels of the slab is output pixel
+// At(n). `contiguous` if these follow each other.
 struct Places {
   Positions depth, y, x;
   int64_t pixels, rows, row, frame, out_depth, out_height, out_width;
@@ -185,10 +185,10 @@ struct Places {
   }
 };
 
-// The copy of a slab's channels, [frames][rows][width][channels][pixel], and their
-// place in the input, [images][depth][height][width][pixel]. Channel c of an image's
-// frame n is the input frame n * read_step + c * read_tap + read of the same image, or
-// zeros if there is no such frame.
+// Maps the copy of a slab's channels, [frames][rows][width][channels][pixel], to the
+// input, [images][depth][height][width][pixel]. Channel c of an image's frame n is the
+// input frame n * read_step + c * read_tap + read of the same image, or zeros if there
+// is no such frame.
 struct Patch {
   int64_t first, frames, per_image;
   int64_t channels, read, read_step, read_tap;
@@ -210,7 +210,8 @@ struct Patch {
         pixel(p.types * p.in_dim) {}
 
   int64_t elements() const { return frames * rows * width * channels * pixel; }
-  // A bound on the frame numbers that taps compute, in an image and over all images.
+  // A bound on all frame numbers in index computations, within an image and over all
+  // images.
   int64_t Reach() const {
     return std::max(
         {(per_image + 1) * read_step + depth + std::abs(read) + channels * read_tap,
@@ -231,8 +232,8 @@ struct Patch {
   int64_t Clamped(int64_t frame) const { return std::clamp(frame, int64_t{0}, depth); }
 };
 
-// The copy of a phase's weights, [y taps][x taps][channels][groups][matrix], from
-// [depth][height][width][groups][matrix].
+// Maps the copy of a phase's weights, [y taps][x taps][channels][groups][matrix], to
+// the weights, [depth][height][width][groups][matrix].
 struct Relay {
   int64_t groups, matrix, height, width;
   int64_t y_taps, x_taps, channels;
@@ -260,7 +261,8 @@ struct Relay {
                          (tap - place * channels) * deep;
     return from * groups + n - tap * groups;
   }
-  // Whether the copy would equal the weights from matrix From(0) on.
+  // Whether the copy would equal the weights from matrix From(0) on, so that they can
+  // be read in place.
   bool IsPart(const Problem& p) const {
     if (matrices() == groups) return true;
     return matrices() == p.kernel_depth * height * width * groups && From(0) == 0 &&

@@ -1,19 +1,19 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Runs CapsuleConvRouting and its gradient slab by slab. The gradient recomputes the
-// votes. Sums over slabs are added in the order of the slabs.
+// Runs CapsuleConvRouting and its gradient slab by slab: computes votes, then routes
+// them. The gradient recomputes the votes. Sums over slabs are added in slab order.
 //
-// A device is a struct `Steps` with its Exec, its own products Own<T>
+// A device provides a struct `Steps` with its Exec, its own product kernels Own
 // (capsule_conv_slabs_products.h), and static functions for an element type T, whose
 // errors begin with the op's name:
 //   SlabBytes        returns the most bytes of votes per slab, unless one row has more
 //   Convolution      returns the convolution of a slab's votes: ConvOf or an equal one
 //   Zero             zeros memory
-//   CopyWeights      copies the weights of a phase
+//   CopyWeights      copies the weights of a phase (Relay)
 //   AddWeights       adds the gradient of this copy to the weight gradient
 //   Narrow           converts sums to T
-//   CopyImage        copies the channels that a slab reads
+//   CopyImage        copies the channels that a slab reads (Patch)
 //   AddImage         adds the gradient of this copy to the input gradient
 //   RouteMakesVotes  whether Route and RouteBackward compute the votes themselves
 //   Space            returns how many sums Route or RouteBackward need as scratch
@@ -144,7 +144,7 @@ class Slabs {
   }
 
  private:
-  // The arrays of the workspace. Unused arrays have no elements.
+  // The arrays of the workspace. Unused arrays are empty.
   struct Arrays {
     T *weights, *packed, *image, *votes, *weights_part;
     A *weight_sums, *sums, *parts, *space;
@@ -159,8 +159,8 @@ class Slabs {
       const bool by_weights = s.own_.made().by_weights;
       weights = take(s.relays_, T(), s.most_weights_);
       packed = take(s.own_.made().votes, T(), s.most_weights_);
-      // Holds in turn a copy of the slab's channels, their gradient, and the scratch of
-      // the device's own products.
+      // Reused for a copy of the slab's channels, then for their gradient, and as the
+      // scratch of the device's own product kernels.
       image = take(true, T(), s.ImageSize());
       votes = take(true, T(), s.most_votes_);
       weights_part = take(adds && !by_weights, T(), s.most_weights_);
@@ -173,7 +173,7 @@ class Slabs {
     }
   };
 
-  // Returns the products that convolutions compute.
+  // Returns the products that CapsuleConv's plans compute, not Own or Route.
   Products Convolved() const {
     const Products own = own_.made();
     const bool votes = !own.votes && !Steps::RouteMakesVotes(p_);
@@ -192,7 +192,7 @@ class Slabs {
     return !writes_weights_ && !own_.made().by_weights && !std::is_same_v<T, A>;
   }
 
-  // Whether an operand may begin at this offset.
+  // Whether an operand at this offset has the alignment that plans require.
   static bool IsAligned(int64_t offset) { return offset * sizeof(T) % 16 == 0; }
   // Whether the slab's channels are a contiguous, aligned part of the input.
   bool IsPart(const Slab& slab) const {
@@ -254,7 +254,7 @@ class Slabs {
     return smallest;
   }
 
-  // Calls visit(slab, filter) for each slab, with the weights of its convolution.
+  // Calls visit(slab, filter) for each slab. Copies and packs weights once per phase.
   template <typename Visit>
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
@@ -278,7 +278,7 @@ class Slabs {
     });
   }
 
-  // Returns the channels that a slab's convolution reads: in the input, or their copy.
+  // Returns the channels that a slab's convolution reads: the copy, or the input.
   const T* Image(const Slab& slab, const T* input, const Arrays& a) const {
     return Copies(slab) ? a.image : input + InputOffset(p_, slab);
   }
@@ -302,8 +302,8 @@ class Slabs {
                         filter, a.votes, a.conv);
   }
 
-  // Adds to `sums`, or stores the result if there is a single slab. If the device's own
-  // kernel computed the votes, the channels are not copied yet.
+  // Adds the slab's weight gradient to `sums`, or stores it if there is a single slab.
+  // If the device's own kernel computed the votes, the channels are not copied yet.
   LaunchError ByWeights(const Exec& exec, const Slab& slab, bool first, const T* input,
                         T* grad_weights, A* sums, const Arrays& a) const {
     if (own_.made().by_weights) {
@@ -339,8 +339,8 @@ class Slabs {
   SlabConvs<Exec, T> convs_;
   int64_t slab_bytes_;
   LaunchError error_;
-  // Whether channels or weights are copied, and whether slabs store their gradients
-  // directly in the results instead of adding them.
+  // Whether any slab copies channels, or any phase weights, and whether slabs store
+  // their gradients directly in the results instead of adding them.
   bool copies_, relays_, writes_input_, writes_weights_;
   int64_t most_votes_, most_image_, most_scratch_, most_weights_, most_weight_sums_;
   int64_t space_, parts_;
@@ -355,7 +355,7 @@ Plan PlanSlabs(const Slabs& slabs, const Run& run) {
   return plan;
 }
 
-// Plan both directions of any problem. If the output is empty, nothing is routed.
+// Plan both directions of any problem. An empty output needs no routing.
 template <typename Steps, typename T>
 ForwardPlan<typename Steps::Exec, T> PlanForwardBySlabs(
     const typename Steps::Exec& exec, const Problem& p) {

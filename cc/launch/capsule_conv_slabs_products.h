@@ -1,9 +1,11 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The products that CapsuleConvRouting computes for a slab: its votes, the gradient of
-// its channels (by image), and its part of the weight gradient (by weights). They are
-// convolutions, but a device may have kernels of its own for some.
+// The three products that CapsuleConvRouting computes for a slab:
+//   votes       the convolution of its channels with the weights
+//   by_image    the gradient of its channels
+//   by_weights  its contribution to the weight gradient
+// CapsuleConv's plans compute them, but a device may have its own kernels for some.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +19,13 @@
 
 namespace capsops::capsule_conv_routing {
 
-// A set of products.
+// A subset of these products.
 struct Products {
   bool votes, by_image, by_weights;
 };
 
-// The plans of the convolutions that compute the `wanted` products, for every slab
-// shape. Errors begin with the op's name.
+// CapsuleConv's plans for the `wanted` products, one set for each slab shape. Errors
+// begin with the op's name.
 template <typename Exec, typename T>
 class SlabConvs {
  public:
@@ -90,8 +92,8 @@ class SlabConvs {
   int64_t workspace_ = 0;
 };
 
-// A device without product kernels of its own. A device with some has a class with the
-// same members.
+// The class Own of a device without product kernels. Other devices have a class with
+// the same members, whose made() returns the products that their kernels compute.
 struct NoProducts {
   template <typename Exec>
   NoProducts(const Exec&, const Problem&, bool) {}

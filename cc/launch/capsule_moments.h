@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The boundary between frameworks and kernels: moments of capsules' votes, which each
-// pass of a routing computes. Child k = (kh, kw, c) of the window at (y, x) is the pose
-// and the activation at pixel (y*stride_height - pad_top + kh*dilation_height,
+// The boundary between frameworks and kernels: moments of capsules' votes, which every
+// iteration of EM and related routing algorithms needs. Child k = (kh, kw, c) of the
+// window at (y, x) is the pose and the activation at pixel
+// (y*stride_height - pad_top + kh*dilation_height,
 // x*stride_width - pad_left + kw*dilation_width), channel c; a child outside the image
 // does not exist.
 //   vote[k,o]  = pose[k] @ weights[k,o], u = vote - center[o]
@@ -32,7 +33,7 @@
 
 namespace capsops::capsule_moments {
 
-// The values of Problem::normalize, which name the set over which shares are a softmax.
+// The values of Problem::normalize: the set over which the shares add up to 1.
 inline constexpr int64_t kParents = 0, kAll = 1, kNone = 2;
 
 // -1 means unknown: a dimension, or whether a tensor is present. Planners need all.

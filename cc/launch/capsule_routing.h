@@ -7,9 +7,10 @@
 //   c_r[b,i]   = softmax over j of (logits[i,j] + <u_hat[b,i,j], V_r[b,j]>)
 //   s_r[b,j]   = sum_i c_r[b,i,j] u_hat[b,i,j]
 //   v_r[b,j]   = squash(s_r[b,j]),    squash(s) = s q/(1+q)/sqrt(q+epsilon), q = |s|^2
-// where V_r = v_1 + ... + v_{r-1}, so that V_r replaces the updated logits of every
-// input capsule. GPU kernels never store u_hat in global memory: they recompute it, or
-// keep it in shared memory.
+// where V_r = v_1 + ... + v_{r-1}. Adding <u_hat, v_r> to the logits after every
+// iteration gives the same c_r, but would need logits for each sample and pair of
+// capsules; V_r is much smaller. GPU kernels never store u_hat in global memory: they
+// recompute it, or keep it in shared memory.
 //
 // T is float, double, Float16 or BFloat16; the 16-bit types are computed in float.
 // Every output element is written, even when a sum is empty. On a GPU all tensors are
@@ -48,7 +49,7 @@ struct Problem {
   void set_epsilon(float value) { std::memcpy(&epsilon_bits, &value, sizeof(value)); }
 };
 
-// The type of the saved sums.
+// The type of the sums s that the forward pass saves for the gradient.
 template <typename T>
 using Sum = Accumulator<T>;
 

@@ -30,7 +30,7 @@ inline LaunchError DescribeDevice(GpuDevice* device) {
   return error.empty() ? PretendDevice(device, &pretended) : error;
 }
 
-// Grows with every change of the settings. Plans of an earlier generation are stale.
+// Counts the changes of the settings. Plans of an earlier generation are stale.
 uint64_t ChoiceGeneration();
 
 // Record the kernels that run, and the candidates that were planned. `refusal` says why

@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The execution context of a launcher, in plain C++, so that kernels know no framework.
+// The execution context of a kernel (threads or a stream), errors, and element types,
+// in plain C++, so that kernels depend on no framework.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ class LaunchError {
   Fault fault_ = Fault::kInternal;
 };
 
-// Returns the LaunchError that an expression gives, unless it is empty.
+// Returns from the function with the expression's LaunchError, unless it is empty.
 #define CAPSOPS_RETURN_IF_ERROR(...) \
   if (const LaunchError error = (__VA_ARGS__); !error.empty()) return error
 

@@ -31,8 +31,8 @@ struct Problem : capsule_conv::WindowProblem {
   int64_t bits = 5;  // 2 to 8
 };
 
-// Returns this convolution as a capsule convolution of 1 x `in` poses with `in` x `out`
-// weight matrices. Each pose holds `in` channels.
+// Returns the same convolution as a capsule convolution: groups of `in` channels become
+// 1 x `in` poses, and the weights become `in` x `out` matrices.
 inline capsule_conv::Problem AsPoses(const Problem& p, int64_t in, int64_t out) {
   capsule_conv::Problem poses{p};
   poses.in_channels /= in;

@@ -9,13 +9,13 @@
 //          x*stride_width - pad_left + kw*dilation_width, c] - zero_point) *
 //           weight(codes[kh,kw,c,o])
 //   weight(0) = 0,  weight(1 + 2k) = 2^(levels - 1 - k),  weight(2 + 2k) = the negative
-// where pixels outside the image are zero, and multipliers are the scale times the
+// where terms outside the image are zero, and multipliers are the scale times the
 // smallest weight of each output channel. NaN gives q = 0; zero_point is 0 to 255.
 //
 // T is float, double, Float16 or BFloat16. On a CPU sums are int32 and exact, and a
-// code past the book is an error that names its index. A GPU reads such a code as 0.
-// Its path "int8" has the same exact sums; the path "float" sums in float or, if T is
-// double, in double. On a GPU input and output are aligned to 16 bytes.
+// code above 2 * levels is an error that names its index. A GPU reads such a code as 0.
+// The GPU path "int8" has the same exact sums; the path "float" sums in float or, if T
+// is double, in double. On a GPU input and output are aligned to 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ constexpr int kMostBits = 5;
 
 struct Problem : inq_conv::Problem {};
 
-// The number of terms of a sum, of output pixels, and of input elements.
+// The number of terms per output element, of output pixels, and of input elements.
 inline int64_t Terms(const Problem& p) {
   return p.kernel_height * p.kernel_width * p.in_channels;
 }
@@ -43,7 +43,7 @@ inline int64_t Inputs(const Problem& p) {
   return capsule_conv::Elements({p.batch, p.in_height, p.in_width, p.in_channels});
 }
 
-// Returns the most terms whose sum cannot exceed an int32.
+// Returns the largest number of terms whose sum always fits in an int32.
 inline int64_t MostTerms(int64_t bits) {
   return INT32_MAX / (int64_t{255} << ((1 << (bits - 2)) - 1));
 }

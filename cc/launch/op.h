@@ -7,8 +7,8 @@
 //   Problem    plain data without padding, a multiple of 8 bytes long, so that equal
 //              problems have equal bytes
 //   MakePlan   <T>(exec, problem) -> Plan<Exec, pointers of T...>
-// In a plan, pointers to operands are const and pointers to results are mutable. That
-// is all that TensorFlow's and XLA's adapters need to find and fill in the arguments.
+// In a plan, pointers to operands are const and pointers to results are mutable. The
+// adapters for TensorFlow and XLA need no more than these types to pass the arguments.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct OpBase {
   using Problem = ProblemOf;
 };
 
-// Declares both planners of an op, Plan##Op, and the op itself (above).
+// Declares an op's planners for CPU and GPU, Plan##Op, and its struct (see above).
 #define CAPSOPS_OP(Op, name, PlanOf)                                 \
   CAPSOPS_DECLARE_PLANNER(Plan##Op, PlanOf, CpuExec)                 \
   CAPSOPS_DECLARE_PLANNER(Plan##Op, PlanOf, GpuExec)                 \

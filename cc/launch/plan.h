@@ -25,9 +25,9 @@ struct Plan {
   using Run = std::function<LaunchError(const Exec&, Pointers..., void* workspace)>;
 
   std::string kernel;
-  int64_t workspace = 0;  // bytes, aligned to 64
+  int64_t workspace = 0;  // bytes; the memory must be aligned to 64 bytes
   Run run;                // null if there is an error
-  LaunchError error;      // why there is no such plan
+  LaunchError error;      // why the plan cannot run
 
   // Returns a plan that cannot run; `why` completes "it cannot do this because ...".
   static Plan Refuse(std::string why) {
@@ -44,8 +44,8 @@ struct Plan {
 };
 
 // A row in a table of kernel paths, best first: the path's name, its planner, which may
-// refuse, and whether the row counts when no kernel is forced. A path may have several
-// rows: early ones that count on a condition, and a last one that always counts.
+// refuse, and whether to try the row when no kernel is forced. A path may have several
+// rows: first those that are preferred under a condition, then an unconditional one.
 template <typename Plan>
 struct Candidate {
   const char* kernel;
@@ -66,8 +66,8 @@ std::string Names(const std::vector<Candidate<Plan>>& candidates) {
 }
 
 // Returns the plan of the first preferred candidate that supports the problem, or of
-// the candidate that the user forces (choice.h). While candidates are recorded, it also
-// plans the ones that follow.
+// the candidate that the user forces (choice.h). While candidates are recorded, also
+// plans the candidates after the chosen one.
 template <typename Plan>
 Plan Choose(const char* op, const std::vector<Candidate<Plan>>& candidates) {
   std::string forced;

@@ -1,6 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
+// The taps of a convolution along one axis: which taps read inside the image, and which
+// taps each phase of the input gradient uses.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +28,8 @@ static inline AxisProblem Horizontal(const WindowProblem& p) {
           p.stride_width, p.dilation_width, p.pad_left};
 }
 
-// The `count` taps from `first` on, which read a pixel of the image for some output
-// pixel. The other taps read only padding. `pad` is the padding before the image for
+// The taps that read inside the image for some output pixel: `count` taps from `first`
+// on. All others read only padding. `pad` is the padding before the image as seen from
 // tap `first`, and may be negative.
 struct Taps {
   int64_t first, count, pad;
@@ -41,9 +43,10 @@ struct Taps {
   }
 };
 
-// For the input gradient along one axis: the taps that read a phase, which consists of
-// the input pixels phase + t * stride for all t. For j < count, tap first + j * every
-// reads pixel phase + t * stride for output pixel t + offset - j * step.
+// For the input gradient along one axis: the taps that read a phase, that is the input
+// pixels phase + t * stride for all t. For j < count, tap first + j * every reads pixel
+// phase + t * stride for output pixel t + offset - j * step. The gradient of a phase is
+// thus a sum over these taps with stride 1 in the output.
 struct PhaseTaps {
   int64_t count, first, every, offset, step;
 };

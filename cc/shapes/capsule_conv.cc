@@ -77,8 +77,8 @@ absl::Status SetShape(std::vector<Axis> axes, int rank, PartialTensorShape* shap
   return PartialTensorShape::BuildPartialTensorShape(Sizes(axes), shape);
 }
 
-// Binds all shapes. A name names a tensor, or the vector that gives its shape. A `grad`
-// of unknown rank allows any output; `bias` may be null.
+// Binds all shapes. A name is that of a tensor, or of the vector that gives its shape.
+// A `grad` of unknown rank allows any output; `bias` may be null.
 absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
                                        const PartialTensorShape& input,
                                        const char* weights_name,

@@ -42,7 +42,7 @@ Axes Joined(Axes first, const Axes& more) {
   return first;
 }
 
-// The axes of each tensor. Weights that all types share have no axis of types.
+// The axes of each tensor. Weights that all types share lack the axis `types`.
 struct TensorAxes {
   Axes input, weights, shared_weights, bias, logits, output;
 
@@ -64,8 +64,8 @@ struct TensorAxes {
   }
 };
 
-// Requires that the numbers that routing keeps per pixel can be counted in 64 bits.
-// Unknown dimensions and dimensions of 0 count as 1.
+// Requires that the sizes of what routing keeps per pixel fit in 64 bits, with room to
+// spare. Unknown dimensions and dimensions of 0 count as 1.
 void CheckIterations(ShapeRule& rule, const Problem& p) {
   rule.Require(p.iterations <= INT32_MAX, [&] {
     return absl::StrCat("iterations must be at most ", INT32_MAX, ", got ",
@@ -83,8 +83,8 @@ void CheckIterations(ShapeRule& rule, const Problem& p) {
   });
 }
 
-// Binds the inputs and, with `gradient`, the gradient of the output, which precedes
-// them. Adds the shapes of the results.
+// Binds the inputs and, if `gradient`, the gradient of the output, which is the first
+// input. Adds the shapes of the results.
 absl::StatusOr<Call<Problem>> ResolveAll(const char* op, const OpInputs& inputs,
                                          const Attributes& attributes, bool gradient) {
   const int first = gradient ? 1 : 0;

@@ -48,7 +48,7 @@ bool IsAbsent(const PartialTensorShape& shape) {
 }
 
 // Binds an optional tensor, which is absent if it is an empty vector. Leaves `present`
-// unchanged if the shape is too little known to tell.
+// unchanged if too little of the shape is known to tell.
 void BindOptional(ShapeRule& rule, const char* name, const PartialTensorShape& shape,
                   const std::vector<Axis>& axes, int64_t* present) {
   if (shape.unknown_rank() || (shape.dims() == 1 && shape.dim_size(0) < 0)) return;
@@ -56,7 +56,8 @@ void BindOptional(ShapeRule& rule, const char* name, const PartialTensorShape& s
   if (*present == 1) rule.Bind(name, shape, axes);
 }
 
-// Binds the eight inputs from `first` on and computes the sizes of the output.
+// Binds the eight inputs of the forward op, from input `first` on, and computes the
+// sizes of the output.
 void BindInputs(ShapeRule& rule, const Attributes& attributes, const OpInputs& inputs,
                 int first, Problem& p) {
   const Axes axes(p);

@@ -14,7 +14,7 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// Binds input, weights and logits, which have the indices from `first` on.
+// Binds input, weights and logits, which are the inputs `first` to `first` + 2.
 void BindOperands(ShapeRule& rule, Problem& p, const OpInputs& inputs, int first) {
   rule.Bind("input", inputs.shape(first),
             {{"batch", &p.batch}, {"in_caps", &p.in_caps}, {"in_dim", &p.in_dim}});
@@ -35,8 +35,8 @@ void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
              {"out_dim", &p.out_dim}});
 }
 
-// Requires that the size of the sums, and a little more, can be counted in 64 bits.
-// Unknown dimensions and dimensions of 0 count as 1.
+// Requires that the size of the sums fits in 64 bits, with room to spare. Unknown
+// dimensions and dimensions of 0 count as 1.
 void CheckSums(ShapeRule& rule, const Problem& p,
                const char* iterations = "sums dim 0 (iterations)") {
   constexpr int64_t kMostIterations = INT32_MAX, kMostSums = int64_t{1} << 48;

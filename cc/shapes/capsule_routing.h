@@ -46,7 +46,7 @@ struct BackwardOp : Backward, WithEpsilon {
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
-// As in BackwardOp, the sums give the number of iterations, here possibly 0.
+// As in BackwardOp, the sums give the number of iterations, which may be 0 here.
 struct CoefficientsOp : Coefficients, WithEpsilon {
   static constexpr const char* kOp = kName;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;

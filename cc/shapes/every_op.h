@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The list of all ops. It registers OpKernels (cc/kernels) and XLA kernels (cc/xla).
+// The list of all ops. cc/kernels registers their OpKernels, and cc/xla their XLA
+// kernels.
 #pragma once
 
 #include "cc/shapes/capsule_conv.h"

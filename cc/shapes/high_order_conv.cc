@@ -22,7 +22,7 @@ constexpr char kDepth[] = "groups * kernel_height * kernel_width";
 
 int ChannelsAxis(const Problem& p) { return p.channels_first ? 1 : 3; }
 
-// Returns the axes of a tensor; `last` is the axis of the numbers of one pixel.
+// Returns the axes of a tensor; `last` is the axis of a pixel's channels or filters.
 std::vector<Axis> Axes(Problem& p, const Axis& last) {
   std::vector<Axis> axes = {
       {"batch", &p.batch}, {"height", &p.height}, {"width", &p.width}};
@@ -80,7 +80,7 @@ void BindFilters(ShapeRule& rule, Problem& p, const PartialTensorShape& shape) {
   rule.Bind("filters", shape, Axes(p, {kDepth, &depth}));
 }
 
-// Adds a result with `last` numbers for each pixel.
+// Adds a result with `last` elements per pixel.
 absl::Status AddResult(int64_t last, Call<Problem>* call) {
   const Problem& p = call->problem;
   return p.channels_first ? call->AddResult({p.batch, last, p.height, p.width})

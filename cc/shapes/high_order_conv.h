@@ -36,7 +36,8 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return status;
 }
 
-// Checks the shapes of `op`. `images` are tensors of the input's shape, by name.
+// Checks the shapes of `op`. `images` are the names and shapes of the tensors that must
+// be shaped like the input.
 absl::StatusOr<Problem> Resolve(
     const char* op,
     std::initializer_list<std::pair<const char*, tensorflow::PartialTensorShape>>

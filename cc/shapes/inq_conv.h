@@ -29,7 +29,7 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
   return status;
 }
 
-// `op` is for messages.
+// Checks shapes and attributes; `op` is for messages.
 absl::StatusOr<Problem> Resolve(const tensorflow::PartialTensorShape& input,
                                 const tensorflow::PartialTensorShape& codes,
                                 const tensorflow::PartialTensorShape& top_exponent,

@@ -19,7 +19,8 @@ absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
                         bits);
   });
   if (!rule.status().ok()) return rule.status();
-  // Multipliers replace the top exponent, so its shape is unknown here.
+  // This op has multipliers instead of a top exponent, whose check an unknown shape
+  // skips.
   TF_ASSIGN_OR_RETURN(
       const auto conv,
       inq_conv::Resolve(inputs.shape(0), inputs.shape(1),

@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Registers the schemes of cuda/studies/capsule_conv.h as ops of a separate library.
-// Shapes are checked by CapsuleConv's own rule, then by the scheme.
+// Registers the schemes of cuda/studies/capsule_conv.h, which are other papers'
+// kernels, as ops of a separate library. Shapes are checked by CapsuleConv's own rule,
+// then by the scheme.
 #include "cuda/studies/capsule_conv.h"
 
 #include <string>

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Registers cuda/studies/high_order_conv.h as ops of the studies' library. Their
-// weights are HighOrderConv's NCHW filters, transposed: HighOrderConv's rule for these
-// filters checks the shapes, and then the scheme does.
+// weights are HighOrderConv's NCHW filters, transposed. Shapes are checked by
+// HighOrderConv's own rule, then by the study's kernels.
 #include "cuda/studies/high_order_conv.h"
 
 #include <cstdint>

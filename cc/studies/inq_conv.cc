@@ -1,8 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Registers cuda/studies/inq_conv.h as an op of the studies' library, and on a CPU the
-// paper's serial program. Shapes are checked by InqConv's own rule, then by the scheme.
+// Registers the schemes of cuda/studies/inq_conv.h, and on a CPU the paper's serial
+// program, as an op of the studies' library. Shapes are checked by InqConv's own rule,
+// then by the scheme.
 #include "cuda/studies/inq_conv.h"
 
 #include <algorithm>

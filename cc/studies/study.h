@@ -1,7 +1,8 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Shared by the studies' ops, which are classes as in cc/framework/op_call.h.
+// Shared by the studies: ops with other papers' kernels, for benchmarks. They are
+// classes as in cc/framework/op_call.h.
 #pragma once
 
 #include <string>

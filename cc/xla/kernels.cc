@@ -56,7 +56,7 @@ class CompileInputs final : public OpInputs {
   XlaOpKernelContext* ctx_;
 };
 
-// The properties of a custom call that Call lacks.
+// The properties of a custom call that are not in Call.
 struct CustomCallInfo {
   std::string target;
   std::vector<int64_t> words;               // the attribute kProblem
@@ -141,8 +141,8 @@ absl::StatusOr<CustomCallInfo> Prepare(const Call<typename Op::Problem>& call) {
   return info;
 }
 
-// Returns InqDecode's weights by elementwise operations. XLA fuses these with what
-// reads the weights, and launches them in less time than a custom call.
+// Returns InqDecode's weights by elementwise operations. XLA fuses these with the
+// operations that read the weights, and launches them in less time than a custom call.
 xla::XlaOp Decoded(XlaOpKernelContext* ctx, int64_t bits, xla::PrimitiveType type) {
   const auto number = [&](int64_t n) { return xla::ConstantR0(ctx->builder(), n); };
   const auto wide = type == xla::F64 ? xla::F64 : xla::F32;

@@ -1,9 +1,10 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The custom call of an op. Its target is named Target<Op, T>(), and its attribute
-// kProblem holds the Problem and the plan's by-value arguments as 64-bit words.
-// Its operands and results are the plan's, and the workspace is one more result.
+// The custom call of an op, which kernels.cc emits and handlers.cc runs. Its target is
+// named Target<Op, T>(), and its attribute kProblem holds the Problem and the plan's
+// by-value arguments as 64-bit words. Its operands and results are the plan's, and the
+// workspace is one more result.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ namespace {
 
 CAPSOPS_SELECTED_KERNELS
 
-// A convolution without the taps that read only padding, and the positions of the
+// A convolution `p` without the taps that read only padding, and the positions of the
 // remaining taps in the whole filter.
 struct Trimmed {
   explicit Trimmed(const Problem& whole)
@@ -54,7 +54,7 @@ int64_t InputSize(const Problem& p) {
                    p.pose_rows, p.pose_inner});
 }
 
-// Returns whether there are no products at all, so that the result is empty or zero.
+// Returns whether all sums are empty, so that the result is empty or zero.
 bool IsEmpty(const Problem& p) {
   return std::min({p.batch, p.in_height, p.in_width, p.out_height, p.out_width,
                    p.kernel_height, p.kernel_width, p.in_channels, p.out_channels,
@@ -89,7 +89,8 @@ void ForWeightTasks(const CpuExec& exec, const Problem& p, int64_t tasks, int64_
   ForEach(exec, tasks, cost, run);
 }
 
-// Plans with the first of `choices` that fits: packs the weights, then runs the tasks.
+// Plans a forward convolution or input gradient with the first of `choices` that fits:
+// packs the weights, then runs the tasks. The last choice must always fit.
 template <typename T>
 ConvPlan<CpuExec, T> PlanImage(const char* op, const Problem& whole, int64_t results,
                                std::initializer_list<const ImageKernels<T>*> choices) {

@@ -32,9 +32,9 @@ struct CpuSteps {
 
   static int64_t SlabBytes(const CpuExec&) { return 2 << 20; }
 
-  // Replaces pose rows by neighboring pixels where possible, if types share weights:
-  // with poses of one row, and enough columns to fill a vector, a convolution reads and
-  // writes images in place.
+  // If types share weights, turns them from pose rows into neighboring pixels where
+  // possible: with poses of one row and enough columns to fill a vector, a convolution
+  // reads and writes images in place. Width, dilation and padding scale accordingly.
   static capsule_conv::Problem Convolution(const Problem& p, const Slab& slab) {
     constexpr int64_t kFewestColumns = 16;
     capsule_conv::Problem conv = ConvOf(p, slab);
@@ -155,8 +155,8 @@ struct CpuSteps {
   }
 };
 
-// Returns the problem with one iteration if there is a single parent, to which every
-// iteration assigns all votes.
+// Returns the problem with one iteration if there is a single parent: its coefficients
+// are then 1 in every iteration.
 Problem Shortened(Problem p) {
   if (p.parents == 1 && !p.leaky) p.iterations = 1;
   return p;

@@ -53,8 +53,9 @@ bool VotesAreUnused(const Problem& p) {
   return p.order == 0 && !p.has_linear && !p.has_precision;
 }
 
-// Returns the problem without votes that are empty or that no result depends on. If
-// poses or weights have no elements, there may be more votes than memory could hold.
+// Returns the problem without votes that are empty or that no result depends on. This
+// avoids iterating over them: if poses or weights have no elements, the other
+// dimensions may be so large that votes would not fit in memory.
 Problem DropUnusedVotes(Problem p) {
   if (VoteSize(p) == 0) p.order = p.has_linear = p.has_precision = 0;
   if (VotesAreUnused(p)) {

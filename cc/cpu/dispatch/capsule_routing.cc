@@ -19,8 +19,8 @@ CAPSOPS_SELECTED_KERNELS
 int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
 
 // Returns the approximate cycles of a task of `in_caps` input capsules and `groups`
-// groups: one per vector multiply-add. Each element of u_hat takes in_dim of them to
-// compute and a few to use.
+// groups, at one vector multiply-add per cycle. Each element of u_hat takes in_dim
+// multiply-adds to compute and about 4 to use.
 int64_t Cost(const Problem& p, int64_t in_caps, int64_t groups) {
   return std::max<int64_t>(in_caps * groups * Columns(p) * (p.in_dim + 4), 1);
 }
@@ -30,8 +30,7 @@ int64_t CapsuleCost(const Problem& p, int64_t tiles) {
   return std::max<int64_t>(p.out_dim * tiles * 4, 1);
 }
 
-// The workspace consists of tiles: all `tiles`, one tile `running`, and the partial
-// sums.
+// The workspace, which consists of tiles (cc/cpu/capsule_routing.h).
 template <typename T>
 struct Workspace {
   using A = Accumulator<T>;
@@ -51,12 +50,13 @@ struct Workspace {
   }
 
   int64_t tile_size;
-  A* tiles;    // V and ds, the operands of the last step of the gradient
-  A* running;  // V or, in the gradient, dv
-  A* parts;
+  A* tiles;    // gradient only: V_2, V_3, ..., then ds_1, ds_2, ...
+  A* running;  // one tile: V of the current iteration or, in the gradient, dv
+  A* parts;    // one partial sum for each chunk
 };
 
-// Sets in_dim to 0 if the weights are empty, because it may then be arbitrarily large.
+// Sets in_dim to 0 if the weights are empty. It may then be arbitrarily large, and the
+// scratch should not depend on it.
 Problem DropUnusedInDim(Problem p) {
   if (p.in_caps == 0 || Columns(p) == 0) p.in_dim = 0;
   return p;

@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The error of codes that are outside the code book.
+// The error for codes outside the code book.
 #pragma once
 
 #include <cstdint>

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Runs the steps of INQ convolution and divides each among threads. No sum crosses a
-// task. Weights are decoded into the workspace. Images of 16-bit types are converted to
-// float there, some samples at a time, because weights may not fit in 16 bits. A
-// convolution that InqConv's own kernels do not support becomes a capsule convolution,
+// task. Weights are decoded into the workspace. Images of 16-bit types are also
+// converted to float, some samples at a time, because weights may not fit in 16 bits. A
+// convolution that InqConv's own kernels do not support runs as a capsule convolution,
 // with poses of 1 x in_channels and a weight matrix of in_channels x out_channels per
 // tap.
 #include "cc/cpu/inq_conv.h"
@@ -71,8 +71,8 @@ class Convolution {
   static constexpr bool kWidened = !std::is_same_v<T, A>;
   static constexpr const char* kOp = kGradient ? "InqConvBackpropInput" : "InqConv";
 
-  // Samples that are computed at a time, by InqConv's own kernels if these support
-  // them, and otherwise by a capsule convolution.
+  // A batch of samples that are computed together: by InqConv's own kernels if these
+  // support them (`division`), and otherwise by a capsule convolution (`decoded`).
   struct Part {
     Problem p;
     capsule_conv::Division division = {};
@@ -116,8 +116,8 @@ class Convolution {
            (kWidened ? Bytes<A>(From(full_part_.p)) + Bytes<A>(To(full_part_.p)) : 0);
   }
 
-  // Decodes the weights with a clamped top exponent, convolves part by part, and scales
-  // the results by the rest of the exponent.
+  // Decodes the weights with a clamped top exponent, so that all are normal numbers,
+  // convolves part by part, and scales the results by the rest of the exponent.
   LaunchError Run(const CpuExec& exec, const uint8_t* codes, int32_t top_exponent,
                   const T* from, T* to, void* workspace) const {
     if (Weights(whole_) == 0) {

@@ -20,9 +20,9 @@
 namespace capsops {
 
 #if defined(__x86_64__)
-// Returns the environment variable TF_CAPSOPS_CPU_LEVEL, or 0. It lowers the level to
-// 2, 3 or 4, and switches VNNI off, so that tests reach the kernels of older
-// processors; other numbers change nothing.
+// Returns the environment variable TF_CAPSOPS_CPU_LEVEL, or 0. Values 2, 3 and 4 lower
+// the level to this one and switch VNNI off, so that tests reach the kernels of older
+// processors; other values change nothing.
 inline int AskedCpuLevel() {
   const char* const asked = std::getenv("TF_CAPSOPS_CPU_LEVEL");
   return asked == nullptr ? 0 : std::atoi(asked);
@@ -76,7 +76,8 @@ Plan CpuPlan(int64_t workspace, const Run& run) {
 
 }  // namespace capsops
 
-// Defines Selected<T>() in an op's namespace: the CpuKernels of the chosen set.
+// Defines Selected<T>() in an op's namespace: the CpuKernels<T> of the chosen
+// instruction set.
 #define CAPSOPS_SELECTED_KERNELS                                       \
   template <typename T>                                                \
   const CpuKernels<T>& Selected() {                                    \

@@ -41,7 +41,7 @@ LaunchError ForEach(const CpuExec& exec, int64_t count, int64_t cost, const Run&
 }
 
 // Calls run(begin, end, scratch) on ranges of tasks. `cost` is the number of cycles of
-// one task. Each range has `scratch_bytes` bytes of scratch of its own.
+// one task. Each call has its own scratch of `scratch_bytes` bytes.
 template <typename Run>
 LaunchError ForRanges(const CpuExec& exec, const char* op, int64_t count, int64_t cost,
                       int64_t scratch_bytes, const Run& run) {
