@@ -15,10 +15,11 @@ constexpr int64_t kTileTerms = 256;   // terms per partial sum in registers, at 
 constexpr int64_t kGroupVectors = 8;  // most vectors of columns per task
 constexpr int64_t kBlockBytes = 512 << 10;  // sums of a task, in the L2 cache
 
-// The pixels that one tap connects along one axis: for i < count,
-//   written[to + i * to_step] += weight * read[from + i * from_step]
+// The pixels that one tap connects along one axis: for i < count, it adds to pixel
+// to + i * to_step of the image that is written. The first pixel that is read is
+// `from`.
 struct TapSpan {
-  int64_t count, from, from_step, to, to_step;
+  int64_t count, from, to, to_step;
 };
 
 // Returns the span of a tap for the pixels [begin, end) of the image that is written:
@@ -32,8 +33,8 @@ TapSpan TapSpanOf(const AxisProblem& p, int64_t tap, int64_t begin, int64_t end)
   const int64_t last =
       Min(kGradient ? p.out : end, CeilDivide(Max(high - shift, 0), p.stride));
   const int64_t count = Max(last - first, 0), in = first * p.stride + shift;
-  if (kGradient) return {count, first, 1, in, p.stride};
-  return {count, in, p.stride, first, 1};
+  if (kGradient) return {count, first, in, p.stride};
+  return {count, in, first, 1};
 }
 
 // A box of pixels of some samples.

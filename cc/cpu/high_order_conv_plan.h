@@ -16,8 +16,7 @@
 namespace capsops::high_order_conv::CAPSOPS_ISA {
 
 constexpr int64_t kFilterBytes = 32 << 10;   // filters of a step, in the L1 cache
-constexpr int64_t kLineBytes = 256 << 10;    // filters of a row, in the L2 cache
-constexpr int64_t kWindowBytes = 256 << 10;  // rows that filters read
+constexpr int64_t kWindowBytes = 256 << 10;  // rows that filters read, in the L2 cache
 constexpr int64_t kChannelBytes = 4 << 20;   // all planes of channels, at most
 constexpr int64_t kTasks = 32;               // number of tasks to aim for
 constexpr int64_t kStreamBytes = 16 << 20;   // larger outputs bypass the caches
@@ -49,8 +48,8 @@ struct Plan {
 
     // Groups whose weights or channels are contiguous stay together in a task until
     // they form a long contiguous run.
-    const int64_t size = sizeof(A), window_rows = 2 * reach_y + 1;
-    const int64_t group_window = group_channels * window_rows * (p.width + halo) * size;
+    const int64_t size = sizeof(A);
+    const int64_t group_window = group_channels * kernel_rows * (p.width + halo) * size;
     const int64_t least =
         p.channels_first
             ? 1
@@ -62,8 +61,7 @@ struct Plan {
     task_groups = Max(task_groups, least);
     channels = task_groups * group_channels;
 
-    const int64_t column =
-        Max(taps * size * (kWindowBytes / kLineBytes), channels * window_rows * size);
+    const int64_t column = Max(taps * size, channels * kernel_rows * size);
     tile = Max(Max(kWindowBytes / column, 2 * halo), 4 * kLanes<A>);
     tile = Min(RoundUp(CeilDivide(p.width, CeilDivide(p.width, tile)), kLanes<A>),
                p.width);

@@ -76,15 +76,6 @@ PartialTensorShape InputShape(InferenceContext* ctx, int index) {
 }
 
 absl::Status SetOutputShape(InferenceContext* ctx, int index,
-                            std::initializer_list<int64_t> dims) {
-  PartialTensorShape shape;
-  const absl::Status status = PartialTensorShape::BuildPartialTensorShape(
-      absl::MakeConstSpan(dims.begin(), dims.size()), &shape);
-  if (!status.ok()) return status;
-  return SetOutputShape(ctx, index, shape);
-}
-
-absl::Status SetOutputShape(InferenceContext* ctx, int index,
                             const PartialTensorShape& shape) {
   ShapeHandle handle;
   const absl::Status status = ctx->MakeShapeFromPartialTensorShape(shape, &handle);

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -78,8 +77,6 @@ tensorflow::PartialTensorShape InputShape(
     tensorflow::shape_inference::InferenceContext* ctx, int index);
 
 // Sets the dimensions of output `index`; -1 is unknown.
-absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,
-                            int index, std::initializer_list<int64_t> dims);
 absl::Status SetOutputShape(tensorflow::shape_inference::InferenceContext* ctx,
                             int index, const tensorflow::PartialTensorShape& shape);
 

@@ -21,7 +21,7 @@
 
 namespace capsops::inq_conv_int8::int8 {
 
-constexpr int kPieceBytes = 16;  // of a cp.async, and of a matrix row of ldmatrix
+constexpr int kPieceBytes = 16;  // bytes of a cp.async, or of a matrix row of ldmatrix
 constexpr int kPieces = 4;       // pieces of a matrix row per step
 constexpr int kStepBytes = kPieces * kPieceBytes;
 constexpr int kStages = 4;
