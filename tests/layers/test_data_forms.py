@@ -174,6 +174,21 @@ def test_the_decoder_warns_of_what_it_cannot_draw(capsnet):
         capsnet.fit(IMAGES, {"lengths": LABELS, "reconstruction": PIXELS}, verbose=0)
 
 
+@pytest.mark.parametrize("weight", [0.5, 0])
+def test_a_segmenter_warns_only_if_it_draws(weight):
+    segmenter = compiled(
+        models.segcaps((8, 8, 1), 3, size="small", reconstruction_weight=weight)
+    )
+    masks = np.tile(LABELS[:, None, None, None], [1, 8, 8, 1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        segmenter.train_on_batch(IMAGES, masks)
+        segmenter.train_on_batch(4 * IMAGES - 2, masks)
+        segmenter.train_on_batch(4 * IMAGES - 2, masks)
+    expected = ["segcaps: the decoder draws values from 0 to 1"] if weight else []
+    assert [str(each.message).split(",")[0] for each in caught] == expected
+
+
 def _forms():
     """Data of one meaning, in forms that Keras takes for two inputs and outputs."""
     both = {"images": IMAGES, "labels": LABELS}

@@ -247,6 +247,17 @@ def test_an_empty_batch_of_images_of_unknown_size(padding, size):
         assert outputs.shape == (batch, *size, 3, 1, 5)
 
 
+@pytest.mark.parametrize("size", [[1, 4, 4], [2, 1, 4], [2, 4, 1], [2, 1, 1]])
+def test_filters_of_unknown_size_are_not_broadcast(size):
+    unknown = [tf.TensorSpec([None, None, None, channels]) for channels in (2, 9)]
+    compute = functools.partial(tf_capsops.high_order_conv2d, kernel_size=3)
+    convolved = tf.function(_portable(compute), input_signature=unknown)
+    image = tf.ones([2, 4, 4, 2])
+    assert convolved(image, tf.ones([2, 4, 4, 9])).shape == image.shape
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        convolved(image, tf.ones([*size, 9]))
+
+
 def test_the_size_of_a_kernel_of_moments_must_be_known():
     poses = tf.TensorSpec([1, 3, 3, 1, 2, 2])
     weights = tf.TensorSpec([None, 2, 1, 2, 2, 2])

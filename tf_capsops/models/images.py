@@ -2,10 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that take a batch of images."""
 
+import warnings
+
 import keras
+import numpy as np
 
 from tf_capsops.arguments import image_range
 from tf_capsops.models.unrolled import Unrolled
+
+_ROUNDING = 1e-3  # Values so little outside of the range from 0 to 1 cause no warning.
 
 
 class ImageModel(Unrolled):
@@ -27,6 +32,20 @@ class ImageModel(Unrolled):
 
     def check_inputs(self, x):
         image_range(self.owner, self.images_of(x))
+
+    def check_drawn(self, images, remedy="Scale images to 0 to 1"):
+        """Warns once if images are outside of the range that a decoder draws."""
+        images = np.asarray(images)
+        if not images.size or getattr(self, "_warned_of_targets", False):
+            return
+        lowest, highest = np.min(images), np.max(images)
+        if lowest < -_ROUNDING or highest > 1 + _ROUNDING:
+            self._warned_of_targets = True
+            warnings.warn(
+                f"{self.owner}: the decoder draws values from 0 to 1, and its targets "
+                f"lie outside of that, from {lowest:.3g} to {highest:.3g}. {remedy}",
+                stacklevel=3,
+            )
 
     def compile_from_config(self, config):
         # Keras leaves this to models that override `compile`.

@@ -62,6 +62,11 @@ class Segmenter(MaskModel, keras.Model):
     def images_and_masks(self, inputs):
         return images_and(self.owner, "masks", inputs)
 
+    def check_targets(self, x, y):
+        super().check_targets(x, y)
+        if self.reconstruction_weight > 0:
+            self.check_drawn(self.images_of(x))
+
     def call(self, inputs, training=None):
         images, masks = self.images_and_masks(inputs)
         images = self._checked(images)

@@ -2,10 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inputs and targets of an `Autoencoder` in training."""
 
-import warnings
-
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_capsops.arguments import image_range
@@ -13,7 +10,6 @@ from tf_capsops.losses import one_hot_labels
 from tf_capsops.models.images import ImageModel, images_and, is_list_of_arrays
 
 _OUTPUTS = "lengths", "reconstruction"
-_ROUNDING = 1e-3  # Values so little outside of the range from 0 to 1 cause no warning.
 
 
 class Reconstructing(ImageModel):
@@ -30,18 +26,10 @@ class Reconstructing(ImageModel):
         """Checks the targets, and warns once if the decoder cannot draw them."""
         _, drawn = targets_of(self.owner, x, y, self.objects)
         image_range(self.owner, drawn)
-        drawn = np.asarray(drawn)
-        if not drawn.size or getattr(self, "_warned_of_targets", False):
-            return
-        lowest, highest = np.min(drawn), np.max(drawn)
-        if lowest < -_ROUNDING or highest > 1 + _ROUNDING:
-            self._warned_of_targets = True
-            warnings.warn(
-                f"{self.owner}: the decoder draws values from 0 to 1, and its targets "
-                f"lie outside of that, from {lowest:.3g} to {highest:.3g}. Scale "
-                "images to 0 to 1, or give targets of that range as 'reconstruction'",
-                stacklevel=2,
-            )
+        self.check_drawn(
+            drawn,
+            "Scale images to 0 to 1, or give targets of that range as 'reconstruction'",
+        )
 
     def train_step(self, data):
         return super().train_step(labels_as_input(self.owner, data, self.objects))

@@ -123,6 +123,9 @@ def plain(inputs, filters, kernel_size, groups, dilations, data_format):
             sizes[axis : axis + 1] = groups, sizes[axis] // groups
         return tf.reshape(tensor, sizes)
 
+    # Fails where filters are not of the image's sizes, which may be unknown until now.
+    sizes = [*shape[:axis], groups * math.prod(kernel_size), *shape[axis + 1 :]]
+    filters = tf.reshape(filters, sizes)
     taps = tf.split(in_groups(filters), math.prod(kernel_size), axis + (groups > 1))
     output = None
     for kh, i in down:
