@@ -93,8 +93,9 @@ inline A Sum(Vector<A> v) {
 template <typename A>
 inline Vector<A> SquareRoot(Vector<A> v) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof(A) == 4) return (Vector<A>)_mm512_sqrt_ps((__m512)v);
-  if constexpr (sizeof(A) == 8) return (Vector<A>)_mm512_sqrt_pd((__m512d)v);
+  // Masks that select all lanes avoid false warnings of GCC 12 about _mm512_sqrt_ps.
+  if constexpr (sizeof(A) == 4) return (Vector<A>)_mm512_maskz_sqrt_ps(-1, (__m512)v);
+  if constexpr (sizeof(A) == 8) return (Vector<A>)_mm512_maskz_sqrt_pd(-1, (__m512d)v);
 #elif defined(__AVX__)
   if constexpr (sizeof(A) == 4) return (Vector<A>)_mm256_sqrt_ps((__m256)v);
   if constexpr (sizeof(A) == 8) return (Vector<A>)_mm256_sqrt_pd((__m256d)v);

@@ -87,5 +87,7 @@ transposed: As given to CapsuleConvRouting.
 leaky: As given to CapsuleConvRouting.
 )doc");
 
+#undef CAPSOPS_ATTRIBUTES
+
 }  // namespace
 }  // namespace capsops::capsule_conv_routing

@@ -128,5 +128,7 @@ S: double where T is double, else float.
 )doc",
         kAttributes));
 
+#undef CAPSOPS_ATTRIBUTES
+
 }  // namespace
 }  // namespace capsops::capsule_moments

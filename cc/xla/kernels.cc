@@ -143,7 +143,8 @@ absl::StatusOr<CustomCallInfo> Prepare(const Call<typename Op::Problem>& call) {
 
 // Returns InqDecode's weights by elementwise operations. XLA fuses these with the
 // operations that read the weights, and launches them in less time than a custom call.
-xla::XlaOp Decoded(XlaOpKernelContext* ctx, int64_t bits, xla::PrimitiveType type) {
+[[maybe_unused]] xla::XlaOp Decoded(XlaOpKernelContext* ctx, int64_t bits,
+                                    xla::PrimitiveType type) {
   const auto number = [&](int64_t n) { return xla::ConstantR0(ctx->builder(), n); };
   const auto wide = type == xla::F64 ? xla::F64 : xla::F32;
   const auto power_of_two = [&](xla::XlaOp n) {  // as PowerOfTwoBits
