@@ -202,22 +202,14 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   } else {
     SetMaxRegisters<kMany, true>();
     PipelineState at;
-    int box = 0, turn = 0, turn_parity = 0;
-    bool waits = group == 1;  // the first tile of group 0 has nothing to wait for
+    int box = 0, tiles = 0;
     ForImageTiles(w, [&](const ImageTile& tile) {
       const int steps =
           CountTaps<false>(w.z, w.y, tile.frame, tile.row, w.tile_rows) * w.chunks;
       if (steps == 0 && w.across == 1) return;  // no halo to clear
-      const bool mine = turn == group;
-      turn ^= 1;
-      if (!mine) return at.Skip(steps, Ring::kCount);
-      // Barriers have two parities, so a stage of an earlier tile could be taken for
-      // one of this tile. By its turn all of those have been filled.
-      if (waits) {
-        stages.turns[group].Wait(turn_parity);
-        turn_parity ^= 1;
-      }
-      waits = true;
+      const int turn = tiles / 2;
+      if (tiles++ % 2 != group) return at.Skip(steps, Ring::kCount);
+      stages.turns.Wait(group, turn);
       float sums[2][kProducts][4];
       stages.Multiply(group, steps, &at, sums);
       epilogue(w, tile, sums, group, stages.epilogue + group * Epilogue::kBytes, &box);

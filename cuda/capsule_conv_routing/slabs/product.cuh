@@ -48,6 +48,29 @@ constexpr int kStoreBytes = kConsumerWarps * 2 * kBoxBytes<S>;
 // barriers and alignment.
 constexpr int kRingBytes = 225 << 10, kMostSharedBytes = kRingBytes + kAlignment + 512;
 
+// Lets the two consumer warpgroups multiply in turn, each its own tile.
+//
+// Barrier::Wait() only tells odd from even phases of a stage, and a warpgroup skips the
+// stages of the other's tiles. When its turn comes, all of those have been filled, so
+// that a stage of an earlier tile cannot be taken for one of its tile.
+struct Turns {
+  Barrier barriers[2];
+
+  __device__ void Init() {
+    for (Barrier& each : barriers) each.Init(kConsumerWarps / 2);
+  }
+  // Waits for turn `turn` of a warpgroup, counted from 0. The first turn of warpgroup 0
+  // begins at once.
+  __device__ void Wait(int group, int turn) {
+    if (group > 0 || turn > 0) barriers[group].Wait((turn - 1 + group) % 2);
+  }
+  // Ends the turn of a warpgroup. All its warps call this.
+  __device__ void Pass(int group) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barriers[1 - group].Arrive();
+  }
+};
+
 // Layout of shared memory: a ring of stages, kEpilogueBytes for the epilogue (a
 // multiple of 1024), and barriers. A stage holds kStageTerms terms of 128 rows, then of
 // 8 kProducts columns.
@@ -61,7 +84,7 @@ struct Stages {
   char memory[kCount][kBytes];
   char epilogue[kEpilogueBytes];
   Barrier full[kCount], empty[kCount];
-  Barrier turns[2];  // let the consumer warpgroups multiply in turn, in ImageGradKernel
+  Turns turns;  // for the consumer warpgroups to multiply in turn, in ImageGradKernel
 
   // Bytes of dynamic shared memory.
   static constexpr int SharedBytes() {
@@ -76,7 +99,7 @@ struct Stages {
         reinterpret_cast<char*>(dynamic) +
         (kAlignment - SharedAddress(dynamic) % kAlignment) % kAlignment);
     if (threadIdx.x == 0) {
-      for (int n = 0; n < 2; ++n) stages.turns[n].Init(kConsumerWarps / 2);
+      stages.turns.Init();
       for (int n = 0; n < kCount; ++n) {
         stages.full[n].Init(1);
         stages.empty[n].Init(releases);
@@ -154,8 +177,7 @@ __device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
     before = at->at;
   }
   // The other warpgroup may issue its products before these end.
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) turns[1 - group].Arrive();
+  turns.Pass(group);
   WgmmaWait<0>();
   if (before >= 0) Release(before);
   Complete(sums[0]);

@@ -26,7 +26,7 @@ namespace capsops::capsule_conv_routing::slabs {
 struct VoteMemory {
   char *ring, *buffers;
   Barrier *full, *empty;
-  Barrier* turns;  // for the consumer warpgroups to multiply in turn
+  Turns* turns;
 
   template <typename S>
   __device__ static VoteMemory Start(const VoteStage& stage) {
@@ -37,9 +37,9 @@ struct VoteMemory {
     memory.buffers = memory.ring + stage.count * stage.bytes();
     memory.full = reinterpret_cast<Barrier*>(memory.buffers + kStoreBytes<S>);
     memory.empty = memory.full + kMostStages;
-    memory.turns = memory.empty + kMostStages;
+    memory.turns = reinterpret_cast<Turns*>(memory.empty + kMostStages);
     if (threadIdx.x == 0) {
-      for (int n = 0; n < 2; ++n) memory.turns[n].Init(kConsumerWarps / 2);
+      memory.turns->Init();
       for (int n = 0; n < stage.count; ++n) {
         memory.full[n].Init(1);
         memory.empty[n].Init(kConsumerWarps / 2);
@@ -152,12 +152,12 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     }
   } else {
     SetMaxRegisters<kMany, true>();
-    int buffer = 0, turn = 0, turn_parity = 0;
-    for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x, turn ^= 1) {
+    int buffer = 0, tiles = 0;
+    for (int n = blockIdx.x; n < w.tiles(); n += gridDim.x, ++tiles) {
       const VoteTile tile(w, n);
       const int steps =
           CountTaps<true>(w.z, w.y, tile.frame, tile.row, kRows) * stage.chunks;
-      if (turn != group) {
+      if (tiles % 2 != group) {
         at.Skip(steps, stage.count);
         continue;
       }
@@ -165,13 +165,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       float sums[kRows][kProducts][4];
 #pragma unroll
       for (int row = 0; row < kRows; ++row) Clear(sums[row]);
-      // Wait() only tells odd from even phases of a stage, and this warpgroup has
-      // skipped the other's stages. When its turn comes, all of those have been filled,
-      // so that a stage of an earlier tile cannot be taken for one of this tile.
-      if (n != blockIdx.x) {
-        memory.turns[group].Wait(turn_parity);
-        turn_parity ^= 1;
-      }
+      memory.turns->Wait(group, tiles / 2);
       int before = -1;
       const auto release = [&] {
         __syncwarp();
@@ -206,8 +200,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
         at.Next(stage.count);
       }
       // The other warpgroup may issue its products before these end.
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) memory.turns[1 - group].Arrive();
+      memory.turns->Pass(group);
       WgmmaWait<0>();
       release();
 #pragma unroll
@@ -257,7 +250,8 @@ LaunchError OwnProducts<T>::MakeVotes(const GpuExec& exec, const char* op,
     constexpr auto kKernel = VotesKernel<S, line.value, rows.value>;
     CAPSOPS_RETURN_IF_ERROR(CheckRegisters<kKernel>(op, kRegisters));
     const int shared = stage.count * stage.bytes() + kStoreBytes<S> + kAlignment +
-                       (2 * kMostStages + 2) * static_cast<int>(sizeof(Barrier));
+                       2 * kMostStages * static_cast<int>(sizeof(Barrier)) +
+                       static_cast<int>(sizeof(Turns));
     return LaunchDependent<kKernel>(op,
                                     dim3(std::min(w.tiles(), exec.device.processors)),
                                     kProductThreads, shared, exec, left, right, to, w);
