@@ -51,8 +51,8 @@ constexpr int kRingBytes = 225 << 10, kMostSharedBytes = kRingBytes + kAlignment
 // Lets the two consumer warpgroups multiply in turn, each its own tile.
 //
 // Barrier::Wait() only tells odd from even phases of a stage, and a warpgroup skips the
-// stages of the other's tiles. When its turn comes, all of those have been filled, so it
-// cannot mistake a stage of an earlier tile for one of its own.
+// stages of the other's tiles. When its turn comes, all of those have been filled, so
+// it cannot mistake a stage of an earlier tile for one of its own.
 struct Turns {
   Barrier barriers[2];
 
