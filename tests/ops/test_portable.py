@@ -247,6 +247,21 @@ def test_an_empty_batch_of_images_of_unknown_size(padding, size):
         assert outputs.shape == (batch, *size, 3, 1, 5)
 
 
+@pytest.mark.parametrize("image", [(0, 5, 7), (None, None, None)])
+@pytest.mark.parametrize("padding, size", [("SAME", (3, 4)), ("VALID", (2, 3))])
+def test_an_empty_batch_and_a_kernel_of_unknown_size(padding, size, image):
+    def convolve(inputs, weights):
+        return tf_capsops.capsule_conv2d(inputs, weights, strides=2, padding=padding)
+
+    weights = tf.ones([2, 2, 2, 3, 4, 5])
+    unknown = [
+        tf.TensorSpec([*image, 2, 1, 4]),
+        tf.TensorSpec([None, None, *weights.shape[2:]]),
+    ]
+    convolved = tf.function(_portable(convolve), input_signature=unknown)
+    assert convolved(tf.ones([0, 5, 7, 2, 1, 4]), weights).shape == (0, *size, 3, 1, 5)
+
+
 @pytest.mark.parametrize("size", [[1, 4, 4], [2, 1, 4], [2, 4, 1], [2, 1, 1]])
 def test_filters_of_unknown_size_are_not_broadcast(size):
     unknown = [tf.TensorSpec([None, None, None, channels]) for channels in (2, 9)]

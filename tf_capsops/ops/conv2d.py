@@ -23,20 +23,33 @@ def conv2d(images, filters, strides, padding, dilations):
       filters: `[kernel_height, kernel_width, channels, out_channels]`.
       strides, padding, dilations: As `window_attributes` returns them.
     """
-    kernel = filters.shape[:2].as_list()
-    is_empty = 0 in images.shape.as_list() or 0 in filters.shape.as_list()
-    if is_empty or (dilations != (1, 1) and None not in kernel):
+    kernel = dimensions(filters)[:2]
+    batch, *size, _ = dimensions(images)
+    axes = zip(size, kernel, strides, dilations, strict=True)
+    size = [windows_of_axis(*axis, padding)[0] for axis in axes]
+    shape = [batch, *size, dimensions(filters)[3]]
+    if _has_no_elements(images, filters):
+        return _nothing(images, filters, shape)
+    is_known = not any(map(tf.is_tensor, kernel))
+    if dilations != (1, 1) and is_known:
         return product_of_patches(images, filters, strides, padding, dilations)
-    padded, mode = images, padding
-    if None not in kernel:
-        padded, mode = padded_for_tflite(images, kernel, strides, padding)
-    outputs = tf.nn.conv2d(padded, filters, strides, mode, dilations=dilations)
-    if None in kernel or None not in images.shape[:3].as_list():
+    if is_known:
+        images, padding = padded_for_tflite(images, kernel, strides, padding)
+    outputs = tf.nn.conv2d(images, filters, strides, padding, dilations=dilations)
+    if not any(map(tf.is_tensor, shape)):
         return outputs
     # On a CPU, TensorFlow 2.21 gives an empty batch the height and width of the input.
-    batch, *size, _ = dimensions(images)
-    size = [out for out, _ in steps_of_axes(size, kernel, strides, padding, dilations)]
-    return tf.reshape(outputs, [batch, *size, dimensions(filters)[3]])
+    return tf.reshape(outputs, shape)
+
+
+def _has_no_elements(images, filters):
+    return 0 in (*images.shape.as_list(), *filters.shape.as_list())
+
+
+def _nothing(images, filters, shape):
+    """Returns zeros of which images or filters without elements get a gradient."""
+    nothing = 0 * (tf.reduce_sum(images) + tf.reduce_sum(filters))
+    return tf.broadcast_to(nothing, shape)
 
 
 def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1)):
@@ -92,9 +105,8 @@ def conv_transpose(images, filters, strides, padding):
     *kernel, _, out_channels = dimensions(filters)
     size = transposed_sizes(image, kernel, strides, padding)
     shape = [batch, *size, out_channels]
-    if 0 in (*images.shape.as_list(), *filters.shape.as_list()):
-        nothing = 0 * (tf.reduce_sum(images) + tf.reduce_sum(filters))
-        return tf.broadcast_to(nothing, shape)
+    if _has_no_elements(images, filters):
+        return _nothing(images, filters, shape)
     filters = tf.transpose(filters, (*range(axes), axes + 1, axes))
     transposed = {2: tf.nn.conv2d_transpose, 3: tf.nn.conv3d_transpose}[axes]
     return transposed(images, filters, shape, strides, padding)
