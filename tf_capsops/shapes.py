@@ -37,16 +37,28 @@ class ShapeRule:
     """Binds the axes of operands to named sizes, as the C++ class of this name does.
 
     Portable definitions use it to check what the library's ops check: TensorFlow's own
-    ops would broadcast an operand that does not fit. Sizes that are unknown while a
-    graph is built are left to TensorFlow's ops.
+    ops would broadcast an operand that does not fit.
+
+    Args:
+      op: The name that messages begin with.
+      at_run_time: Whether sizes that are unknown while a graph is built are checked
+        when it runs. Otherwise they are left to TensorFlow's ops.
 
     Attributes:
       sizes: What is known of the named sizes: ints and Nones.
     """
 
-    def __init__(self, op):
+    def __init__(self, op, at_run_time=False):
         self._op = op
+        self._at_run_time = at_run_time
+        self._first = {}  # The first operand's size of each axis, or a scalar tensor.
+        self._checks = []
         self.sizes = {}
+
+    def define(self, axis, size):
+        """Gives an axis a size, an int or a scalar tensor, before operands have it."""
+        self._first[axis] = size
+        self.sizes[axis] = None if tf.is_tensor(size) else size
 
     def bind(self, operand, tensor, axes):
         """Returns the tensor, which has all these axes, and a rank that is known.
@@ -55,9 +67,9 @@ class ShapeRule:
           tf.errors.InvalidArgumentError: Its rank or a size does not fit (a
             `ValueError` while a graph is built).
         """
+        if tensor.shape.rank is None:
+            tensor = tf.ensure_shape(tensor, [self.sizes.get(axis) for axis in axes])
         shape = tensor.shape
-        if shape.rank is None:
-            return tf.ensure_shape(tensor, [self.sizes.get(axis) for axis in axes])
         self.require(
             shape.rank == len(axes),
             f"{operand} must have rank {len(axes)} [{', '.join(axes)}], got "
@@ -71,7 +83,34 @@ class ShapeRule:
                 f"{operand} dim {index} ({axis}) must be {bound}, got "
                 f"{shape_text(shape)}",
             )
+        if self._at_run_time:
+            self._bind_unknown(operand, tensor, axes)
         return tensor
+
+    def _bind_unknown(self, operand, tensor, axes):
+        for index, (axis, size) in enumerate(zip(axes, dimensions(tensor))):
+            first = self._first.setdefault(axis, size)
+            if first is not size and (tf.is_tensor(first) or tf.is_tensor(size)):
+                text = f"{operand} dim {index} ({axis}) must be"
+                got = "got", tf.shape(tensor)
+                self.require_at_run_time(tf.equal(first, size), text, first, *got)
+
+    def require_at_run_time(self, holds, *texts):
+        """Lets the results of `checked` fail unless a scalar tensor is true.
+
+        Args:
+          holds: The tensor.
+          *texts: The message: text and tensors of integers.
+        """
+        texts = (f"{self._op}: {texts[0]}", *texts[1:])
+        self._checks.append(tf.debugging.Assert(holds, texts, summarize=10))
+
+    def checked(self, *tensors):
+        """Returns tensors, or Nones, that need all checks at run time to succeed."""
+        if not self._checks:
+            return tensors
+        with tf.control_dependencies(self._checks):
+            return [None if each is None else tf.identity(each) for each in tensors]
 
     def require(self, holds, text):
         """Raises the error of `bind` unless a condition holds."""

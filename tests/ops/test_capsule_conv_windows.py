@@ -4,6 +4,7 @@
 
 import contextlib
 import functools
+import re
 
 import finite_differences
 import numpy as np
@@ -212,13 +213,68 @@ def test_transposed_convolutions_without_numbers(
         np.testing.assert_array_equal(gradient, np.zeros(operand.shape))
 
 
-def test_a_volume_that_is_too_flat_when_it_runs(device):
+@pytest.mark.parametrize("portable", [False, True])
+def test_a_volume_that_is_too_flat_when_it_runs(portable, device):
     @tf.function(autograph=False)
     def compute(inputs):
-        return tf_capsops.capsule_conv3d(inputs, tf.ones([4, 1, 1, 2, 3, 2, 2]))
+        with tf_capsops.portable() if portable else contextlib.nullcontext():
+            return tf_capsops.capsule_conv3d(inputs, tf.ones([4, 1, 1, 2, 3, 2, 2]))
 
     traced = compute.get_concrete_function(tf.TensorSpec([1, None, 2, 2, 2, 2, 2]))
     assert traced(tf.ones([1, 5, 2, 2, 2, 2, 2])).shape[1] == 2
     assert traced(tf.ones([1, 0, 2, 2, 2, 2, 2])).shape[1] == 0
     with pytest.raises(tf.errors.InvalidArgumentError, match="at most in_depth, got 4"):
         traced(tf.ones([1, 2, 2, 2, 2, 2, 2]))
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(
+    "function, inputs, weights, text",
+    [
+        (
+            _line,
+            (1, 3, 2, 2, 2),
+            (4, 2, 3, 2, 2),
+            "capsule_conv1d: weights dim 0 (kernel_width) must be at most in_width, "
+            "got 4",
+        ),
+        (
+            _line,
+            (1, 5, 3, 2, 2),
+            (4, 2, 3, 2, 2),
+            "capsule_conv1d: weights dim 1 (in_channels) must be] [3] [got] [4 2 3 2 2",
+        ),
+        (
+            _volume,
+            (1, 5, 3, 5, 2, 2, 2),
+            (1, 4, 1, 2, 3, 2, 2),
+            "capsule_conv3d: weights dim 1 (kernel_height) must be at most in_height",
+        ),
+        (
+            _volume,
+            (1, 5, 5, 5, 2, 2, 3),
+            (3, 1, 1, 2, 3, 2, 2),
+            "capsule_conv3d: weights dim 5 (pose_inner) must be] [3] [got] "
+            "[3 1 1 2 3 2 2",
+        ),
+        (
+            _volume_up,
+            (1, 5, 5, 5, 3, 2, 2),
+            (3, 1, 1, 2, 3, 2, 2),
+            "capsule_conv3d_transpose: weights dim 3 (in_channels) must be] [3]",
+        ),
+    ],
+)
+def test_errors_at_run_time_name_the_function(
+    function, inputs, weights, text, portable, device
+):
+    """They name its dimensions, and not those of the images that compute it."""
+
+    @tf.function(autograph=False)
+    def compute(inputs):
+        with tf_capsops.portable() if portable else contextlib.nullcontext():
+            return function(inputs, tf.ones(weights))
+
+    traced = compute.get_concrete_function(tf.TensorSpec([None] * len(inputs)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(text)):
+        traced(tf.ones(inputs))

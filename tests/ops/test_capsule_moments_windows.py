@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments of votes in windows over lines and volumes."""
 
+import contextlib
+import re
+
 import finite_differences
 import numpy as np
 import pytest
@@ -105,6 +108,54 @@ def test_statistics_must_fit_the_windows(device):
         tf.errors.InvalidArgumentError, match=r"dim 1 \(out_depth\) must be 4"
     ):
         tf_capsops.capsule_moments(poses, None, weights, bias=tf.ones([1, 3, 2, 2, 4]))
+
+
+@pytest.mark.parametrize("normalize", ["parents", "all"])
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(
+    "poses, weights, bias, text",
+    [
+        (
+            (1, 5, 3, 3, 1, 2, 2),
+            (2, 2, 2, 1, 4, 2, 2),
+            (1, 3, 2, 2, 4),
+            "bias dim 1 (out_depth) must be] [4] [got] [1 3 2 2 4]",
+        ),
+        (
+            (1, 5, 3, 3, 1, 2, 2),
+            (2, 2, 2, 1, 4, 2, 2),
+            (2, 4, 2, 2, 4),
+            "bias dim 0 (batch) must be] [1] [got] [2 4 2 2 4]",
+        ),
+        (
+            (1, 5, 3, 2, 1, 2, 2),
+            (2, 2, 3, 1, 4, 2, 2),
+            (1, 4, 2, 1, 4),
+            "weights dim 2 (kernel_width) must be at most in_width, got 3",
+        ),
+        (
+            (1, 5, 2, 2, 2),
+            (2, 2, 3, 2, 2),
+            (1, 5, 3),
+            "bias dim 1 (out_width) must be] [4] [got] [1 5 3]",
+        ),
+    ],
+)
+def test_statistics_must_fit_the_windows_at_run_time(
+    poses, weights, bias, text, portable, normalize, device
+):
+    @tf.function(autograph=False)
+    def compute(poses, bias):
+        with tf_capsops.portable() if portable else contextlib.nullcontext():
+            return tf_capsops.capsule_moments(
+                poses, None, tf.ones(weights), bias=bias, normalize=normalize
+            )
+
+    unknown = [tf.TensorSpec([None] * len(shape)) for shape in (poses, bias)]
+    traced = compute.get_concrete_function(*unknown)
+    text = re.escape(f"capsule_moments: {text}")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=text):
+        traced(tf.ones(poses), tf.ones(bias))
 
 
 @pytest.mark.ci

@@ -154,3 +154,14 @@ def test_compiled(together, device):
 )
 def test_how_many_windows_are_a_pixel(taps, channels, columns, together):
     assert windows_together(taps, channels, columns) == together
+
+
+@pytest.mark.parametrize("axis, name", enumerate(["depth", "height", "width"]))
+def test_kernels_must_fit_into_volumes_of_unknown_size(axis, name):
+    kernel = [4 if each == axis else 1 for each in range(3)]
+    filters = tf.ones([*kernel, 2, 3])
+    compute = tf.function(lambda volumes: conv3d(volumes, filters, dilations=(2, 2, 2)))
+    compute = compute.get_concrete_function(tf.TensorSpec([1, None, None, None, 2]))
+    assert compute(tf.ones([1, 7, 7, 7, 2])).shape[axis + 1] == 1
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"most in_{name}, got 4"):
+        compute(tf.ones([1, 6, 6, 6, 2]))

@@ -227,6 +227,39 @@ def test_codes_past_the_book_are_refused():
         tf_capsops.inq_conv2d(image, codes, 0, bits=3)
 
 
+def _too_large():
+    """Yields functions, shapes of images of unknown size, and kernels."""
+    bytes_of = functools.partial(tf.ones, dtype=tf.uint8)
+    inq = functools.partial(tf_capsops.inq_conv2d, top_exponent=0, padding="VALID")
+    int8 = functools.partial(
+        tf_capsops.inq_conv2d_int8,
+        **{"top_exponent": 0, "scale": 1.0, "zero_point": 0, "padding": "VALID"},
+    )
+    dilated = functools.partial(tf_capsops.capsule_conv2d, dilations=3)
+
+    def moments(poses, weights):
+        return tf_capsops.capsule_moments(poses, None, weights)
+
+    yield tf_capsops.capsule_conv2d, (1, 5, 3, 2, 2, 2), tf.ones([1, 4, 2, 3, 2, 2])
+    yield dilated, (1, 5, 3, 2, 2, 2), tf.ones([1, 2, 2, 3, 2, 2])
+    yield moments, (1, 5, 3, 2, 2, 2), tf.ones([1, 4, 2, 3, 2, 2])
+    yield inq, (1, 5, 3, 2), bytes_of([1, 4, 2, 3])
+    yield int8, (1, 5, 3, 2), bytes_of([1, 4, 2, 3])
+    for axes in (1, 2, 3):
+        image, ones = (1, *[5] * (axes - 1), 3, 2, 3), [1] * (axes - 1)
+        yield tf_capsops.capsule_conv_routing, image, tf.ones([*ones, 4, 3, 2, 3])
+
+
+@pytest.mark.parametrize("function, image, kernel", _too_large())
+def test_kernels_must_fit_into_images_of_unknown_size(function, image, kernel):
+    """TensorFlow's ops may return nothing, or something of another size."""
+    compute = tf.function(_portable(lambda images: function(images, kernel)))
+    size = [None] * (len(image) - 1)
+    function = compute.get_concrete_function(tf.TensorSpec([*size, image[-1]]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="at most in_width, got"):
+        function(tf.ones(image))
+
+
 def test_ranks_of_a_capsule_convolution_must_be_known():
     compute = tf.function(_portable(tf_capsops.capsule_conv2d))
     with pytest.raises(ValueError, match=r"input must have rank 6 .* or 7 .*unknown"):

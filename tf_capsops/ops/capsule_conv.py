@@ -185,7 +185,8 @@ def _axes(axes, depth):
 
 def _plain(rule, inputs, weights, strides, padding, dilations, convolve):
     inputs, weights = bound(rule, inputs, weights)
-    require_window(rule, "weights", weights, inputs.shape[1:3], padding, dilations)
+    require_window(rule, "weights", weights, inputs, padding, dilations)
+    inputs, weights = rule.checked(inputs, weights)
     moved = {"strides": strides, "padding": padding, "dilations": dilations}
     if "pose_depth" not in rule.sizes:
         return folded(inputs, weights, convolve, moved)

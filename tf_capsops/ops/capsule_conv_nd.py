@@ -275,17 +275,16 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
 def _bound(owner, inputs, weights, axes, window, transposed=False):
     """Checks the operands and the kernel, and returns them with known ranks."""
-    rule = ShapeRule(owner)
+    rule = ShapeRule(owner, at_run_time=True)
     inputs, weights = bound(rule, inputs, weights, axes)
     padding = "SAME" if transposed else window["padding"]
     require_kernel(rule, inputs, weights, axes, padding, window["dilations"])
-    return inputs, weights
+    return rule.checked(inputs, weights)
 
 
 def require_kernel(rule, inputs, weights, axes, padding, dilations):
     """Checks that a kernel fits the image, and that its depth, if any, is known."""
-    image = inputs.shape[1 : 1 + len(axes)]
-    require_window(rule, "weights", weights, image, padding, dilations, axes)
+    require_window(rule, "weights", weights, inputs, padding, dilations, axes)
     is_known = axes != VOLUME or weights.shape[0] is not None
     rule.require(is_known, "kernel_depth must be known")
 
@@ -316,11 +315,6 @@ def padded_depth(inputs, taps, stride, dilation, padding):
     count, missing = windows_of_axis(size, taps, stride, dilation, padding)
     if padding == "SAME":
         return padded(inputs, missing // 2, missing - missing // 2), count
-    if tf.is_tensor(size) and not _portable.is_on():
-        text = f"weights dim 0 (kernel_depth) must be at most in_depth, got {taps}"
-        fits = tf.debugging.Assert((count > 0) | (size == 0), [text, size])
-        with tf.control_dependencies([fits] if fits is not None else []):
-            inputs = tf.identity(inputs)
     return inputs, count
 
 

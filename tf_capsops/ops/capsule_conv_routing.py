@@ -320,7 +320,8 @@ def _bound(operands, window, transposed):
     padding = "SAME" if transposed else window["padding"]
     require_kernel(rule, inputs, weights, axes, padding, window["dilations"])
     bias = rule.bind("bias", bias, ("parents", "out_dim"))
-    return inputs, weights, bias, rule.bind("logits", logits, ("types", "parents"))
+    logits = rule.bind("logits", logits, ("types", "parents"))
+    return rule.checked(inputs, weights, bias, logits)
 
 
 @tf.RegisterGradient("CapsuleConvRouting")

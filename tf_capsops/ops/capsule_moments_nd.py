@@ -198,19 +198,18 @@ def _as_images(each):
 
 def _bound(owner, operands, window, axes):
     """Checks that operands fit each other, and returns them with known ranks."""
-    rule, named = ShapeRule(owner), axes_of(axes)
+    rule, named = ShapeRule(owner, at_run_time=True), axes_of(axes)
     poses, activations, weights, *statistics = operands
     poses = rule.bind("poses", poses, named["poses"])
     if activations is not None:
         activations = rule.bind("activations", activations, named["activations"])
     weights = rule.bind("weights", weights, named["weights"])
     require_kernel(rule, poses, weights, axes, window["padding"], window["dilations"])
-    image, kernel = poses.shape[1 : 1 + len(axes)], weights.shape[: len(axes)]
-    if image.is_fully_defined() and kernel.is_fully_defined():
-        sizes = _sizes(image.as_list(), kernel.as_list(), window)
-        rule.sizes |= {f"out_{axis}": size for axis, size in zip(axes, sizes)}
+    image, kernel = dimensions(poses)[1 : 1 + len(axes)], dimensions(weights)
+    for axis, size in zip(axes, _sizes(image, kernel[: len(axes)], window)):
+        rule.define(f"out_{axis}", size)
     bound = [
         None if each is None else rule.bind(name, each, named[name])
         for name, each in zip(STATISTICS, statistics, strict=True)
     ]
-    return poses, activations, weights, *bound
+    return rule.checked(poses, activations, weights, *bound)

@@ -119,13 +119,12 @@ def _bound(op, operands, window):
     if activations is not None:
         activations = rule.bind("activations", activations, AXES["activations"])
     weights = rule.bind("weights", weights, AXES["weights"])
-    image, kernel = poses.shape[1:3], weights.shape[:2].as_list()
+    size, kernel = poses.shape[1:3].as_list(), weights.shape[:2].as_list()
     require_window(
-        rule, "weights", weights, image, window["padding"], window["dilations"]
+        rule, "weights", weights, poses, window["padding"], window["dilations"]
     )
     for name, known in zip(("height", "width"), kernel):
         rule.require(known is not None, f"kernel_{name} must be known under portable()")
-    size = image.as_list()
     if None not in size:
         axes = steps_of_axes(size, kernel, **window)
         (rule.sizes["out_height"], _), (rule.sizes["out_width"], _) = axes
@@ -133,6 +132,7 @@ def _bound(op, operands, window):
         None if each is None else at_least_float32(rule.bind(name, each, AXES[name]))
         for name, each in zip(STATISTICS, statistics, strict=True)
     ]
+    (poses,) = rule.checked(poses)
     poses, weights = at_least_float32(poses), at_least_float32(weights)
     if activations is None:
         activations = tf.ones(dimensions(poses)[:4], poses.dtype)

@@ -204,14 +204,16 @@ def _least(a, b):
     return tf.minimum(a, b) if tf.is_tensor(a) or tf.is_tensor(b) else min(a, b)
 
 
-def require_window(rule, operand, weights, image, padding, dilations, axes=IMAGE):
+def require_window(rule, operand, weights, inputs, padding, dilations, axes=IMAGE):
     """Checks that a kernel is not empty and, with "VALID", fits into the image.
+
+    What is unknown while a graph is built is left to `rule.checked`.
 
     Args:
       rule: A `ShapeRule`.
       operand: The name of the weights in messages.
       weights: A tensor whose first axes are the kernel's, one for each of `axes`.
-      image: The sizes of the image along these axes, a `tf.TensorShape`.
+      inputs: A tensor whose first axes are the batch and the image's.
       padding, dilations: As `window_attributes` returns them.
       axes: The names of these axes.
 
@@ -219,16 +221,22 @@ def require_window(rule, operand, weights, image, padding, dilations, axes=IMAGE
       tf.errors.InvalidArgumentError: The kernel is empty or does not fit (a
         `ValueError` while a graph is built).
     """
-    kernels = weights.shape[: len(axes)].as_list()
-    windows = zip(axes, kernels, image.as_list(), dilations, strict=True)
+    sizes, kernels = dimensions(inputs)[1:], dimensions(weights)
+    windows = zip(axes, kernels, sizes, dilations)
     for axis, (name, kernel, size, dilation) in enumerate(windows):
         must = f"{operand} dim {axis} (kernel_{name}) must be"
         got = f"got {shape_text(weights.shape)}"
-        rule.require(kernel != 0, f"{must} at least 1, {got}")
-        if padding == "VALID" and kernel and size:
+        is_known = not (tf.is_tensor(kernel) or tf.is_tensor(size))
+        rule.require(tf.is_tensor(kernel) or kernel, f"{must} at least 1, {got}")
+        if padding == "VALID" and is_known and size:
             most = (size - 1) // dilation + 1
             rule.require(
                 kernel <= most,
                 f"{must} at most {most} (in_{name} {size}, dilation {dilation}, "
                 f"padding VALID), {got}",
             )
+        elif padding == "VALID" and not is_known:
+            fits = (size == 0) | ((kernel - 1) * dilation < size)
+            must += f" at most in_{name}, got {'?' if tf.is_tensor(kernel) else kernel}"
+            of = f"(dilation {dilation}, padding VALID); in_{name}, kernel_{name} are"
+            rule.require_at_run_time(fits, f"{must} {of}", size, kernel)

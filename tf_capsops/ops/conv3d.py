@@ -14,9 +14,9 @@ columns anyway.
 import tensorflow as tf
 
 from tf_capsops.ops.capsule_conv import capsule_conv2d
-from tf_capsops.ops.capsule_conv_nd import padded, padded_depth
-from tf_capsops.ops.conv2d import span_of
-from tf_capsops.shapes import dimensions
+from tf_capsops.ops.capsule_conv_nd import VOLUME, padded, padded_depth
+from tf_capsops.ops.conv2d import require_window, span_of
+from tf_capsops.shapes import ShapeRule, dimensions
 
 _CHOICES = 1, 2, 4, 8
 # The time of a tile of 128 columns, relative to a tile of 256: it computes half the
@@ -40,6 +40,9 @@ def conv3d(volumes, filters, padding="VALID", dilations=(1, 1, 1), together=None
     Returns:
       `[batch, out_depth, out_height, out_width, out_channels]`.
     """
+    rule = ShapeRule("conv3d")
+    require_window(rule, "filters", filters, volumes, padding, dilations, VOLUME)
+    (volumes,) = rule.checked(volumes)
     taps, _, _, channels, columns = filters.shape
     together = together or windows_together(taps, channels, columns)
     apart, *across = dilations

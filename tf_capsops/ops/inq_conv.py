@@ -115,7 +115,8 @@ def plain(
     kernel = ("kernel_height", "kernel_width", "in_channels", "out_channels")
     codes = rule.bind("codes", codes, kernel)
     top_exponent = rule.bind("top_exponent", top_exponent, ())
-    require_window(rule, "codes", codes, inputs.shape[1:3], padding, dilations)
+    require_window(rule, "codes", codes, inputs, padding, dilations)
+    (inputs,) = rule.checked(inputs)
     weights = decoded(codes, top_exponent, bits, inputs.dtype)
     return convolve(inputs, weights, strides, padding, dilations)
 
