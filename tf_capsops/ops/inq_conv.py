@@ -138,7 +138,8 @@ def decoded(codes, top_exponent, bits, dtype):
     powers = powers_of_two(tf.cast(top_exponent, tf.int64) - steps, dtype)
     signed = tf.reshape(tf.stack([powers, -powers], axis=1), [-1])
     book = tf.concat([tf.zeros([1], dtype), signed], axis=0)
-    return tf.gather(book, tf.cast(codes, tf.int32))
+    # The error for a code past the end of the book names this operation.
+    return tf.gather(book, tf.cast(codes, tf.int32), name="codes")
 
 
 def powers_of_two(exponents, dtype):
