@@ -233,36 +233,27 @@ def test_codes_past_the_book_are_refused():
 
 
 def _too_large():
-    """Yields functions, shapes of images of unknown size, and kernels."""
-    bytes_of = functools.partial(tf.ones, dtype=tf.uint8)
-    inq = functools.partial(tf_capsops.inq_conv2d, top_exponent=0, padding="VALID")
-    int8 = functools.partial(
-        tf_capsops.inq_conv2d_int8,
-        **{"top_exponent": 0, "scale": 1.0, "zero_point": 0, "padding": "VALID"},
-    )
-    dilated = functools.partial(tf_capsops.capsule_conv2d, dilations=3)
-
-    def moments(poses, weights):
-        return tf_capsops.capsule_moments(poses, None, weights)
-
-    yield tf_capsops.capsule_conv2d, (1, 5, 3, 2, 2, 2), tf.ones([1, 4, 2, 3, 2, 2])
-    yield dilated, (1, 5, 3, 2, 2, 2), tf.ones([1, 2, 2, 3, 2, 2])
-    yield moments, (1, 5, 3, 2, 2, 2), tf.ones([1, 4, 2, 3, 2, 2])
-    yield inq, (1, 5, 3, 2), bytes_of([1, 4, 2, 3])
-    yield int8, (1, 5, 3, 2), bytes_of([1, 4, 2, 3])
+    """Yields functions of images, of one size that is less than their kernels'."""
+    valid, image, poses = {"padding": "VALID"}, (1, 5, 3, 2), (1, 5, 3, 2, 2, 2)
+    codes, kernel = tf.ones([1, 4, 2, 3], tf.uint8), tf.ones([1, 4, 2, 3, 2, 2])
+    yield lambda x: tf_capsops.capsule_conv2d(x, kernel), poses
+    yield lambda x: tf_capsops.capsule_conv2d(x, kernel[:, :2], dilations=3), poses
+    yield lambda x: tf_capsops.capsule_moments(x, None, kernel), poses
+    yield lambda x: tf_capsops.inq_conv2d(x, codes, 0, **valid), image
+    yield lambda x: tf_capsops.inq_conv2d_int8(x, codes, 0, 1.0, 0, **valid), image
     for axes in (1, 2, 3):
-        image, ones = (1, *[5] * (axes - 1), 3, 2, 3), [1] * (axes - 1)
-        yield tf_capsops.capsule_conv_routing, image, tf.ones([*ones, 4, 3, 2, 3])
+        slim = tf.ones([*[1] * (axes - 1), 4, 3, 2, 3])
+        routed = functools.partial(tf_capsops.capsule_conv_routing, weights=slim)
+        yield routed, (1, *[5] * (axes - 1), 3, 2, 3)
 
 
-@pytest.mark.parametrize("function, image, kernel", _too_large())
-def test_kernels_must_fit_into_images_of_unknown_size(function, image, kernel):
+@pytest.mark.parametrize("function, image", _too_large())
+def test_kernels_must_fit_into_images_of_unknown_size(function, image):
     """TensorFlow's ops may return nothing, or something of another size."""
-    compute = tf.function(_portable(lambda images: function(images, kernel)))
-    size = [None] * (len(image) - 1)
-    function = compute.get_concrete_function(tf.TensorSpec([*size, image[-1]]))
+    unknown = tf.TensorSpec([*[None] * (len(image) - 1), image[-1]])
+    compute = traced(lambda images: _portable(function)(images), [unknown])
     with pytest.raises(tf.errors.InvalidArgumentError, match="at most in_width, got"):
-        function(tf.ones(image))
+        compute(tf.ones(image))
 
 
 def test_ranks_of_a_capsule_convolution_must_be_known():
@@ -271,33 +262,18 @@ def test_ranks_of_a_capsule_convolution_must_be_known():
         compute.get_concrete_function(*[tf.TensorSpec(None, tf.float32)] * 2)
 
 
-@pytest.mark.parametrize("padding, size", [("SAME", (3, 4)), ("VALID", (2, 3))])
-def test_an_empty_batch_of_images_of_unknown_size(padding, size):
-    weights = tf.ones([2, 2, 2, 3, 4, 5])
-
-    def convolve(inputs):
-        return tf_capsops.capsule_conv2d(inputs, weights, strides=2, padding=padding)
-
-    unknown = tf.TensorSpec([None, None, None, 2, 1, 4])
-    convolved = tf.function(_portable(convolve), input_signature=[unknown])
-    for batch in (0, 1):
-        outputs = convolved(tf.ones([batch, 5, 7, 2, 1, 4]))
-        assert outputs.shape == (batch, *size, 3, 1, 5)
-
-
 @pytest.mark.parametrize("image", [(0, 5, 7), (None, None, None)])
+@pytest.mark.parametrize("kernel", [(2, 2), (None, None)])
 @pytest.mark.parametrize("padding, size", [("SAME", (3, 4)), ("VALID", (2, 3))])
-def test_an_empty_batch_and_a_kernel_of_unknown_size(padding, size, image):
+def test_an_empty_batch_of_images_of_unknown_size(padding, size, kernel, image):
     def convolve(inputs, weights):
         return tf_capsops.capsule_conv2d(inputs, weights, strides=2, padding=padding)
 
-    weights = tf.ones([2, 2, 2, 3, 4, 5])
-    unknown = [
-        tf.TensorSpec([*image, 2, 1, 4]),
-        tf.TensorSpec([None, None, *weights.shape[2:]]),
-    ]
+    unknown = tf.TensorSpec([*image, 2, 1, 4]), tf.TensorSpec([*kernel, 2, 3, 4, 5])
     convolved = tf.function(_portable(convolve), input_signature=unknown)
-    assert convolved(tf.ones([0, 5, 7, 2, 1, 4]), weights).shape == (0, *size, 3, 1, 5)
+    for batch in (0,) if image[0] == 0 else (0, 1):
+        operands = tf.ones([batch, 5, 7, 2, 1, 4]), tf.ones([2, 2, 2, 3, 4, 5])
+        assert convolved(*operands).shape == (batch, *size, 3, 1, 5)
 
 
 @pytest.mark.parametrize("size", [[1, 4, 4], [2, 1, 4], [2, 4, 1], [2, 1, 1]])
