@@ -229,6 +229,9 @@ def known_shape(owner, shape, axes, may_be_unknown=("the batch size",)):
         )
 
 
+LARGEST = 10  # Standardized images have no larger numbers, but unscaled pixels do.
+
+
 def image_range(owner, images):
     """Returns `images` after checking that they are not pixels from 0 to 255.
 
@@ -253,11 +256,12 @@ def image_range(owner, images):
     elif isinstance(array, tf.RaggedTensor):
         array = array.flat_values
     if not tf.is_symbolic_tensor(array) and not isinstance(array, keras.KerasTensor):
-        array = np.asarray(array)
-        if np.any(array > 10):
+        # This ignores NaN, and needs no array of booleans as large as the images.
+        largest = np.fmax.reduce(np.asarray(array), axis=None, initial=-np.inf)
+        if largest > LARGEST:
             raise ValueError(
                 f"{owner}: images must be floating-point numbers from 0 to 1, or "
-                f"standardized, got {np.nanmax(array):g}: if they are pixels from 0 to "
+                f"standardized, got {float(largest):g}: if they are pixels from 0 to "
                 "255, divide by 255"
             )
     return images

@@ -105,6 +105,19 @@ def test_pixels_are_refused(networks, name, use):
     assert all(map(np.array_equal, before, after))  # it has not trained
 
 
+@pytest.mark.parametrize("name", ["CapsNet", "inference", "p_capsnet"])
+@pytest.mark.parametrize("use", ["fit", "evaluate", "predict"])
+def test_pixels_after_the_first_batch_are_refused(networks, name, use):
+    images = np.concatenate([np.tile(IMAGES, [5, 1, 1, 1]), PIXELS])
+    labels = np.tile(LABELS, 6)
+    data = (images,) if use == "predict" else (images, labels)
+    before = networks[name].get_weights()
+    with pytest.raises(ValueError, match=_PIXELS):
+        getattr(networks[name], use)(*data, batch_size=3, verbose=0)
+    after = networks[name].get_weights()
+    assert all(map(np.array_equal, before, after))  # it has not trained
+
+
 @pytest.mark.parametrize("name", ["CapsNet", "p_capsnet", "matrix_capsnet"])
 def test_eager_calls_refuse_pixels(networks, name):
     with pytest.raises(ValueError, match=f"{name}: images must be .*divide by 255"):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models that take a batch of images."""
 
+import functools
+import inspect
 import warnings
 
 import keras
@@ -17,8 +19,9 @@ class ImageModel(Unrolled):
     """A mixin for a `keras.Model` that rejects pixels from 0 to 255.
 
     Integers raise a `ValueError` in every call. Numbers above 10 do so if values are
-    known: in eager calls, and in the first batch of `fit`, `evaluate`, `predict` and
-    the methods on a batch.
+    known: in eager calls and the methods on a batch; in all of the NumPy arrays that
+    `fit`, `evaluate` and `predict` are given as images, before they begin; and in the
+    first batch of anything else, such as a data set or a `np.memmap`.
     """
 
     @property
@@ -32,6 +35,28 @@ class ImageModel(Unrolled):
 
     def check_inputs(self, x):
         image_range(self.owner, self.images_of(x))
+
+    def _check_arrays(self, method, args, kwargs):
+        """Checks the inputs that a method of Keras is given, if they are in memory."""
+        given = inspect.signature(method).bind(self, *args, **kwargs).arguments
+        inputs = given.get("x")
+        if all(type(each) is np.ndarray for each in keras.tree.flatten(inputs)):
+            self.check_inputs(inputs)
+
+    @functools.wraps(keras.Model.fit)
+    def fit(self, *args, **kwargs):
+        self._check_arrays(keras.Model.fit, args, kwargs)
+        return super().fit(*args, **kwargs)
+
+    @functools.wraps(keras.Model.evaluate)
+    def evaluate(self, *args, **kwargs):
+        self._check_arrays(keras.Model.evaluate, args, kwargs)
+        return super().evaluate(*args, **kwargs)
+
+    @functools.wraps(keras.Model.predict)
+    def predict(self, *args, **kwargs):
+        self._check_arrays(keras.Model.predict, args, kwargs)
+        return super().predict(*args, **kwargs)
 
     def check_drawn(self, images, remedy="Scale images to 0 to 1"):
         """Warns once if images are outside of the range that a decoder draws."""
