@@ -64,6 +64,31 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
     np.testing.assert_array_equal(loaded.y_train, _GOOD["y_train"])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64])
+def test_integers_of_any_type_are_pixels(tmp_path, dtype):
+    path = _file(tmp_path, x_train=_GOOD["x_train"].astype(dtype))
+    loaded = data.load(path)
+    np.testing.assert_array_equal(loaded.x_train, data.load(_file(tmp_path)).x_train)
+    assert not loaded.standardized
+
+
+def test_booleans_are_0_and_1(tmp_path):
+    images = _GOOD["x_train"] > 40
+    loaded = data.load(_file(tmp_path, x_train=images))
+    np.testing.assert_array_equal(loaded.x_train, images[..., None].astype(np.float32))
+
+
+def test_standardized_images(tmp_path):
+    images = np.linspace(-3, 9.5, 96).reshape(6, 4, 4)
+    path = _file(tmp_path, x_train=images)
+    loaded = data.load(path)
+    assert loaded.standardized
+    np.testing.assert_array_equal(loaded.x_train, images[..., None].astype(np.float32))
+    text = "multimnist is made of images from 0 to 1, not of shapes"
+    with pytest.raises(ValueError, match=text):
+        data.load(f"multimnist:{path}")
+
+
 @pytest.mark.parametrize(
     "changes, text",
     [
@@ -77,14 +102,17 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
             r"x_train must be .*\(0, 4, 4, 1\)",
         ),
         ({"x_test": np.zeros([3, 5, 4], np.uint8)}, r"one shape, got \(4, 4, 1\) and"),
-        ({"x_train": np.full([6, 4, 4], 2.0)}, "must be in 0 to 1, got 2.0 to 2.0"),
+        (
+            {"x_train": np.full([6, 4, 4], 11.0)},
+            "float64, unless standardized, must be in 0 to 1, got 11.0 to 11.0: divide",
+        ),
         (
             {"x_train": np.linspace(0, 255, 96).reshape(6, 4, 4)},
             "must be in 0 to 1, got 0.0 to 255.0: divide pixels from 0 to 255 by 255$",
         ),
         (
-            {"x_test": np.linspace(-3, 3, 48).reshape(3, 4, 4)},
-            "got -3.0 to 3.0: scale them to floating-point numbers from 0 to 1$",
+            {"x_test": np.linspace(-30, 30, 48).reshape(3, 4, 4)},
+            "got -30.0 to 30.0: scale them to floating-point numbers from 0 to 1$",
         ),
         (
             {"x_train": np.full([6, 4, 4], 65535, np.uint16)},
@@ -94,6 +122,11 @@ def test_file_of_floats_with_channels_and_a_column_of_labels(tmp_path):
             {"x_train": np.where(np.arange(96) > 92, np.nan, 0).reshape(6, 4, 4)},
             "x_train must be finite, got 3 values that are not$",
         ),
+        (
+            {"x_train": np.full([6, 4, 4], -np.inf)},
+            "must be finite, got 96 values that",
+        ),
+        ({"x_train": np.full([6, 4, 4], -1e39)}, "must be finite, got 96 values that"),
         ({"x_train": np.full([6, 4, 4], -1)}, "must be in 0 to 255, got -1 to -1"),
         ({"x_train": np.full([6, 4, 4], "a")}, "x_train must be numbers, got <U1"),
         (

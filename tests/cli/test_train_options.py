@@ -57,6 +57,26 @@ def test_mixed_precision(images, undrawn, model, dtype, capsys):
         assert main(["reconstruct"]) == (0 if model == "capsnet" else 2)
 
 
+@pytest.mark.parametrize("model", ["capsnet", "p_capsnet"])
+def test_standardized_images(images, undrawn, model, capsys):
+    with np.load("noise.npz") as file:
+        arrays = {name: 4 * x - 2 if x.ndim == 4 else x for name, x in file.items()}
+    np.savez("noise.npz", **arrays)
+    with warnings.catch_warnings(record=True) as caught, quick.eager():
+        warnings.simplefilter("always")
+        assert main([*images, "--model", model]) == 0
+        assert main(["evaluate"]) == 0
+    drawn = [each for each in caught if "draws values from 0 to 1" in str(each.message)]
+    assert bool(drawn) == (model == "capsnet")
+    capsys.readouterr()
+    for arguments in (["attack", "runs/noise"], [*images, "--contrast", "0.2"]):
+        assert main(arguments) == 2
+        assert "keeps images in 0 to 1, and noise has others" in capsys.readouterr().err
+    keras.utils.save_img("picture.png", np.ones([8, 8, 1]))
+    assert main(["predict", "runs/noise", "picture.png"]) == 0
+    assert "was trained on standardized images, and" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_several_steps_at_a_time_are_the_same_training(images, capsys):
     for steps in ("1", "4", "100"):

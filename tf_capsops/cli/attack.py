@@ -109,6 +109,10 @@ def run(args):
             f"images of {dataset.name} show {dataset.objects} classes, and an attack "
             "changes those of one"
         )
+    if dataset.standardized:
+        raise CommandError(
+            f"an attack keeps images in 0 to 1, and {dataset.name} has others"
+        )
     if args.detect and not networks.redraws(model):
         raise CommandError(
             f"the {model.name} in {directory} reconstructs no images: no --detect"

@@ -80,7 +80,7 @@ def tiles(axes, images, columns):
             top, left = row * (height + gap), column * (width + gap)
             sheet[top : top + height, left : left + width] = images[row, column]
     if channels == 3:
-        axes.imshow(np.nan_to_num(sheet, nan=1.0), vmin=0, vmax=1)
+        axes.imshow(np.clip(np.nan_to_num(sheet, nan=1.0), 0, 1))
     else:
         axes.imshow(sheet[..., 0], vmin=0, vmax=1, cmap=INK, interpolation="nearest")
     bare(axes)

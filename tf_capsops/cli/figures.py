@@ -354,7 +354,7 @@ def under_ink(axes, values, image, frame, scale):
     _shade(axes, values, scale, extent=frame)
     ink = 1 - image.mean(axis=-1) if image.shape[-1] == 3 else image[..., 0]
     black = np.zeros([*ink.shape, 3])
-    axes.imshow(black, alpha=0.25 * ink, interpolation="nearest")
+    axes.imshow(black, alpha=0.25 * np.clip(ink, 0, 1), interpolation="nearest")
     left, right, bottom, top = frame
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)

@@ -253,14 +253,16 @@ def described(dataset):
     """Returns what `config.json` keeps of a data set.
 
     The entries say how pictures in folders are read, which size generated images with
-    masks have, and what the classes of folders and of masks are called.
+    masks have, what the classes of folders and of masks are called, and whether images
+    are standardized.
     """
     if not isinstance(dataset, data.Pictures):
-        if not dataset.has_masks:
-            return {}
-        size = {"image_size": list(dataset.image_shape[-3:-1])}
-        sized = {"pictures": size} if dataset.generated else {}
-        return {"classes": dataset.class_names, **sized}
+        described = {"standardized": True} if dataset.standardized else {}
+        if dataset.has_masks:
+            described["classes"] = dataset.class_names
+        if dataset.has_masks and dataset.generated:
+            described["pictures"] = {"image_size": list(dataset.image_shape[-3:-1])}
+        return described
     pictures = {**dataset.options, "skipped": len(dataset.skipped)}
     return {"classes": dataset.class_names, "pictures": pictures}
 

@@ -84,6 +84,12 @@ def run(args):
         raise CommandError(
             f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
         )
+    if runs.read_config(path.parent).get("standardized"):
+        print(
+            f"warning: {path} was trained on standardized images, and pictures are "
+            "read as numbers from 0 to 1",
+            file=sys.stderr,
+        )
     names = networks.class_names(model, path.parent, classes)
     # Listed before any mask is written, so that no mask is read as a picture.
     listed = [(path, _files(path, kind)) for path in args.pictures]

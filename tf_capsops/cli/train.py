@@ -22,7 +22,11 @@ def check(args):
     """Checks what can be checked without data and TensorFlow; raises a CommandError."""
     require("matplotlib", "tensorboard")
     usual = {"name": "the data set", "image_shape": (28, 28, 1), "generated": False}
-    usual |= {"objects": 1, "has_masks": presets.read_masks(args.model, args.preset)}
+    usual |= {
+        "standardized": False,
+        "objects": 1,
+        "has_masks": presets.read_masks(args.model, args.preset),
+    }
     if args.model in presets.OF_VOLUMES:
         usual["image_shape"] = 28, 28, 28, 1
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
@@ -170,6 +174,11 @@ def _distortion(given, preset, dataset):
     changing = [option for option in known if given[option]]
     if changing and dataset is not None and dataset.generated:
         raise CommandError(f"{dataset.name} distorts its images: no --{changing[0]}")
+    clipping = [option for option in changing if option in ("brightness", "contrast")]
+    if clipping and dataset is not None and dataset.standardized:
+        raise CommandError(
+            f"--{clipping[0]} keeps images in 0 to 1, and {dataset.name} has others"
+        )
     distortion = preset.distortion
     if given["distortion"]:
         distortion = presets.Distortion(*given["distortion"])

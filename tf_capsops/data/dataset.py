@@ -8,12 +8,15 @@ import warnings
 
 import numpy as np
 
+from tf_capsops.arguments import LARGEST
 from tf_capsops.data.samples import ArraySamples
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Images `[N, H, W, C]`, float32 in [0, 1], and labels `[N]`, int32 from 0 on.
+    """Images `[N, H, W, C]`, float32, and labels `[N]`, int32 from 0 on.
+
+    Images are in [0, 1] unless they are `standardized`.
 
     There may be masks of classes instead of labels: int32 `[N, H, W, 1]` for images
     `[N, H, W, C]`, or with one more axis in both for volumes. `train` and `test` give
@@ -39,6 +42,12 @@ class Dataset:
     def has_masks(self):
         """Whether a target is a mask of classes."""
         return self.y_train.ndim > 1
+
+    @functools.cached_property
+    def standardized(self):
+        """Whether images have values outside of [0, 1]."""
+        parts = self.x_train, self.x_test
+        return any(each.min() < 0 or each.max() > 1 for each in parts)
 
     @property
     def num_classes(self):
@@ -143,29 +152,28 @@ def _images(name, images, mask_shape=None):
             f"{images.shape}, whose channels seem to come first: save "
             f"np.moveaxis({name}, 1, -1)"
         )
-    if images.dtype.kind in "iub":
-        top = 1 if images.dtype == bool else 255
-    elif np.issubdtype(images.dtype, np.floating):
-        top = 1
-    else:
+    if images.dtype.kind not in "iubf":
         raise ValueError(f"{name} must be numbers, got {images.dtype}")
-    low, high = images.min(), images.max()
-    if not np.isfinite([low, high]).all():
-        wrong = np.count_nonzero(~np.isfinite(images))
+    low, high, are_pixels = images.min(), images.max(), images.dtype.kind in "iu"
+    with np.errstate(over="ignore"):
+        scaled = images.astype(np.float32)
+    if not np.isfinite([scaled.min(), scaled.max()]).all():
+        wrong = np.count_nonzero(~np.isfinite(scaled))
         raise ValueError(f"{name} must be finite, got {wrong} values that are not")
-    if not (low >= 0 and high <= top):
+    if are_pixels and not (low >= 0 and high <= 255):
         raise ValueError(
-            f"{name} of type {images.dtype} must be in 0 to {top}, got {low} to "
-            f"{high}{_remedy(top, low, high)}"
+            f"{name} of type {images.dtype} must be in 0 to 255, got {low} to {high}: "
+            "scale them to floating-point numbers from 0 to 1"
         )
-    return images.astype(np.float32) / np.float32(top)
-
-
-def _remedy(top, low, high):
-    """Says how to scale images with values outside of the range."""
-    if top == 1 and low >= 0 and 10 < high <= 255:
-        return ": divide pixels from 0 to 255 by 255"
-    return ": scale them to floating-point numbers from 0 to 1"
+    if not are_pixels and high > LARGEST:
+        remedy = "scale them to floating-point numbers from 0 to 1"
+        if low >= 0 and high <= 255:
+            remedy = "divide pixels from 0 to 255 by 255"
+        raise ValueError(
+            f"{name} of type {images.dtype}, unless standardized, must be in 0 to 1, "
+            f"got {low} to {high}: {remedy}"
+        )
+    return scaled / np.float32(255) if are_pixels else scaled
 
 
 def _masks(name, masks, shape):

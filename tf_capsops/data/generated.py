@@ -24,6 +24,7 @@ class Generated(abc.ABC):
     generated = True
     objects = 1  # classes that a target names for an image
     has_masks = False  # whether a target is a mask of classes
+    standardized = False  # whether images have values outside of [0, 1]
     margin = 0  # pixels
 
     @abc.abstractmethod

@@ -61,6 +61,7 @@ class Pictures:
     generated = False
     objects = 1
     has_masks = False
+    standardized = False
 
     @property
     def num_classes(self):

@@ -31,10 +31,11 @@ def load(source, seed=0, **options):
           scikit-learn, a fifth of them for testing, always the same;
         * `"mnist"`, `"fashion_mnist"` or `"cifar10"`, which `keras.datasets` downloads;
         * the path of a `.npz` file with the arrays x_train, y_train, x_test and y_test.
-          Images are `[N, H, W]` or `[N, H, W, C]`, of 0 to 255 where they are integers
-          and 0 to 1 where they are not; labels are integers from 0 on, `[N]` or
-          `[N, 1]`, and a warning names those in between that no image has. Or they are
-          masks of classes, of the size of the images or of volumes `[N, D, H, W, C]`;
+          Images are `[N, H, W]` or `[N, H, W, C]`: integers from 0 to 255, which are
+          divided by 255, or floating-point numbers from 0 to 1, or standardized. Labels
+          are integers from 0 on, `[N]` or `[N, 1]`, and a warning names those in
+          between that no image has. Or they are masks of classes, of the size of the
+          images or of volumes `[N, D, H, W, C]`;
         * the path of a folder of PNG and JPEG pictures, which has one folder for each
           class, or `train` and `test` with these in each; or pictures in `images` and
           gray masks of the same names in `masks`, in which each gray is a class.
@@ -89,6 +90,10 @@ def load(source, seed=0, **options):
         base = _plain(base, seed, options, f"{kind}:")
         if isinstance(base, pictures.Pictures):
             raise ValueError(f"{kind} is made of arrays of digits, not of {base.name}")
+        if base.standardized:
+            raise ValueError(
+                f"{kind} is made of images from 0 to 1, not of {base.name}"
+            )
         loaded = _GENERATED[kind](base, seed, **size)
     else:
         loaded = _plain(source, seed, options)
