@@ -53,6 +53,13 @@ class Arena {
   int64_t bytes_ = 0;
 };
 
+// Returns the problem with one iteration if there is a single parent: its coefficients
+// are then 1 in every iteration.
+inline Problem Shortened(Problem p) {
+  if (p.parents == 1 && !p.leaky) p.iterations = 1;
+  return p;
+}
+
 // Plans and runs all slabs of a problem.
 template <typename Steps, typename T>
 class Slabs {
@@ -62,7 +69,7 @@ class Slabs {
 
   Slabs(const Exec& exec, const char* op, const Problem& p, bool gradient)
       : op_(op),
-        p_(p),
+        p_(Shortened(p)),
         gradient_(gradient),
         own_(exec, p, gradient),
         convs_(op, Convolved()) {
@@ -101,7 +108,9 @@ class Slabs {
     const auto zero = [&](void* data, int64_t bytes) {
       then([&] { return Steps::Zero(exec, op_, data, bytes); });
     };
-    if (!writes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
+    if (!writes_input_ && !own_.StoresImage()) {
+      zero(grad_input, InputSize(p_) * sizeof(T));
+    }
     if (SumsApart()) {
       zero(a.sums, WeightsSize(p_) * sizeof(A));
     } else if (!writes_weights_) {
@@ -203,6 +212,7 @@ class Slabs {
     return (convolved.votes || convolved.by_weights) && !IsPart(slab);
   }
   bool Relays(const Relay& relay) const {
+    if (!gradient_ && own_.made().votes) return false;
     return !relay.IsPart(p_) || !IsAligned(relay.From(0) * relay.matrix);
   }
 
@@ -255,6 +265,7 @@ class Slabs {
   }
 
   // Calls visit(slab, filter) for each slab. Copies and packs weights once per phase.
+  // Forward, the device's own kernel needs only the packed ones.
   template <typename Visit>
   LaunchError ForEachFilter(const Exec& exec, const T* weights, const Arrays& a,
                             const Visit& visit) const {
@@ -271,7 +282,7 @@ class Slabs {
         error = Steps::CopyWeights(exec, op_, relay, weights, a.weights);
       }
       if (!ready && own_.made().votes && error.empty()) {
-        error = own_.PackWeights(exec, op_, slab, filter, a.packed);
+        error = own_.PackWeights(exec, op_, slab, weights, a.packed);
       }
       ready = true;
       return error.empty() ? visit(slab, filter) : error;

@@ -99,6 +99,8 @@ struct NoProducts {
   NoProducts(const Exec&, const Problem&, bool) {}
 
   static constexpr Products made() { return {false, false, false}; }
+  // Whether AddImage needs no zeros to add to.
+  static constexpr bool StoresImage() { return false; }
   // Returns how many elements of scratch SumWeights and AddImage need.
   static int64_t Scratch(const Slab&) { return 0; }
   // Returns how many sums SumWeights keeps.

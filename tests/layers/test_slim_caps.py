@@ -88,13 +88,17 @@ def test_is_the_op_of_its_arguments(name, share_weights, policy, device):
     layer, inputs = _made(name, share_weights=share_weights, dtype=policy)
     _, arguments, _, expected = _LAYERS[name]
     dtype = policy.removeprefix("mixed_")
-    outputs = layer(tf.constant(inputs, dtype))
+    inputs = tf.constant(inputs, dtype)
+    outputs = layer(inputs)
     assert outputs.shape == expected and outputs.dtype == dtype
     weights = [tf.cast(each, dtype) for each in layer.weights]
+    iterations = arguments.get("routing_iterations", 3)
+    if iterations == 1 and share_weights and not policy.startswith("mixed"):
+        inputs = tf.reduce_sum(inputs, -2, keepdims=True)  # see the next test
     result = tf_capsops.capsule_conv_routing(
-        tf.constant(inputs, dtype),
+        inputs,
         *weights,
-        iterations=arguments.get("routing_iterations", 3),
+        iterations=iterations,
         strides=arguments.get("strides", 1),
         padding=arguments.get("padding", "valid"),
         dilations=arguments.get("dilation_rate", 1),
@@ -106,6 +110,42 @@ def test_is_the_op_of_its_arguments(name, share_weights, policy, device):
         "float64" if policy == "float64" else "float32"
     }
     assert len(layer.kernel.shape) == len(inputs.shape) + (not share_weights)
+
+
+@pytest.mark.parametrize(
+    "filters, options",
+    [
+        (1, {}),
+        (1, {"leaky": True}),
+        (3, {"routing_iterations": 1}),
+        (3, {"routing_iterations": 1, "leaky": True}),
+        (3, {"routing_iterations": 1, "share_weights": False}),
+    ],
+)
+def test_types_may_be_added_up_first(filters, options, device):
+    inputs = tf.random.stateless_normal([2, 6, 5, 4, 3], (1, 2), dtype="float64")
+    layer = layers.SlimCaps2D(
+        *(filters, 4, 3), bias_initializer="ones", dtype="float64", **options
+    )
+    layer.build(inputs.shape)
+    kernel, bias = (tf.convert_to_tensor(each) for each in layer.weights)
+    iterations = options.get("routing_iterations", 3)
+
+    def op(inputs, kernel):
+        return tf_capsops.capsule_conv_routing(
+            inputs, kernel, bias, iterations=iterations, leaky="leaky" in options
+        )
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([inputs, kernel])
+        outputs, result = layer(inputs), op(inputs, kernel)
+    np.testing.assert_allclose(outputs, result, rtol=1e-12, atol=1e-14)
+    for mine, expected in zip(
+        tape.gradient(outputs, [inputs, layer.kernel]),
+        tape.gradient(result, [inputs, kernel]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_without_a_bias(device):

@@ -145,11 +145,14 @@ class SlimCaps(RoundedRouting):
     def call(self, capsules, mask=None):
         owner = type(self).__name__
         (capsules,) = float_tensors(owner, capsules=capsules)
+        capsules = without_masked(capsules, seen_capsules(owner, capsules, mask))
+        if self._adds_types(capsules.dtype):
+            capsules = tf.reduce_sum(capsules, -2, keepdims=True)
         route = capsule_conv_routing
         if self.routing_bits is not None:
             route = functools.partial(rounded_conv_routing, rounded=self.rounded)
         return route(
-            without_masked(capsules, seen_capsules(owner, capsules, mask)),
+            capsules,
             tf.cast(self.kernel, capsules.dtype),
             bias=None if self.bias is None else tf.cast(self.bias, capsules.dtype),
             iterations=self.routing_iterations,
@@ -158,6 +161,20 @@ class SlimCaps(RoundedRouting):
             dilations=self.dilation_rate,
             transposed=self.is_transposed,
             leaky=self.leaky,
+        )
+
+    def _adds_types(self, dtype):
+        """Whether to add up types instead of their votes, which gives the same sums.
+
+        That is possible if all types have the same weights and coefficients. 16-bit
+        types are not added up, because the sums would be rounded.
+        """
+        single = self.filters == 1 and not self.leaky
+        return (
+            self.share_weights
+            and (single or self.routing_iterations == 1)
+            and self.routing_bits is None
+            and dtype.size >= 4
         )
 
     def compute_mask(self, inputs, previous_mask):

@@ -155,13 +155,6 @@ struct CpuSteps {
   }
 };
 
-// Returns the problem with one iteration if there is a single parent: its coefficients
-// are then 1 in every iteration.
-Problem Shortened(Problem p) {
-  if (p.parents == 1 && !p.leaky) p.iterations = 1;
-  return p;
-}
-
 // Names the instruction set in a plan.
 template <typename Plan>
 Plan Named(Plan plan) {
@@ -173,12 +166,12 @@ Plan Named(Plan plan) {
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec& exec, const Problem& p) {
-  return Named(PlanForwardBySlabs<CpuSteps<T>, T>(exec, Shortened(p)));
+  return Named(PlanForwardBySlabs<CpuSteps<T>, T>(exec, p));
 }
 
 template <typename T>
 BackwardPlan<CpuExec, T> PlanBackward(const CpuExec& exec, const Problem& p) {
-  return Named(PlanBackwardBySlabs<CpuSteps<T>, T>(exec, Shortened(p)));
+  return Named(PlanBackwardBySlabs<CpuSteps<T>, T>(exec, p));
 }
 
 CAPSOPS_INSTANTIATE_PLANNER(PlanForward, ForwardPlan, CpuExec)

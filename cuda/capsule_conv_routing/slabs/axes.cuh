@@ -121,6 +121,14 @@ __device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int ro
   return frames * rows;
 }
 
+// Whether the positions of a phase read all `size` positions of the image or have
+// others that do on both sides.
+inline bool Spans(const AxisPhase& axis, int64_t size) {
+  const int64_t reach = (axis.taps - 1) * axis.dilation + 1;
+  return axis.taps > 0 && axis.pad >= 0 && axis.stride <= reach &&
+         (axis.out.count - 1) * axis.stride - axis.pad + reach >= size;
+}
+
 // The offset in the input of the first row that a slab reads.
 inline int64_t FirstRow(const Problem& p, const Slab& slab) {
   return (Patch(p, slab).begin_frame() * p.in_height + slab.band.read) * InRow(p);

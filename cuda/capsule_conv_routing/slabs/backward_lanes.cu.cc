@@ -28,20 +28,23 @@ class Kept {
   }
   __device__ int sums(int r) const { return r * kStep; }
   __device__ int shares(int r) const { return r * kStep + kQuads; }
-  __device__ int logit_grads(int r) const { return shares(r) + kTypes / 4; }
-  __device__ int totals(int r) const { return logit_grads(r) + kTypes / 4; }
+  __device__ int logit_grads(int r) const { return shares(r) + kTypeQuads; }
+  __device__ int totals(int r) const { return logit_grads(r) + kTypeQuads; }
   __device__ int bias_sums() const { return iterations_ * kStep - kQuads; }
   __device__ int logit_sums() const { return bias_sums() + kQuads; }
   // Returns the end of this memory.
   __device__ float4* End() const {
-    return Block() + (logit_sums() + kTypes / 4) * kLaneThreads;
+    return Block() + (logit_sums() + kTypeQuads) * kLaneThreads;
   }
 
   template <int kCount>
   __device__ static void Store(const float (&from)[kCount], int at) {
 #pragma unroll
     for (int n = 0; n < kCount; n += 4) {
-      Mine(at + n / 4) = make_float4(from[n], from[n + 1], from[n + 2], from[n + 3]);
+      float quad[4] = {};
+#pragma unroll
+      for (int e = 0; e < 4 && n + e < kCount; ++e) quad[e] = from[n + e];
+      Mine(at + n / 4) = make_float4(quad[0], quad[1], quad[2], quad[3]);
     }
   }
   template <int kCount>
@@ -49,7 +52,9 @@ class Kept {
 #pragma unroll
     for (int n = 0; n < kCount; n += 4) {
       const float4 quad = Mine(at + n / 4);
-      to[n] = quad.x, to[n + 1] = quad.y, to[n + 2] = quad.z, to[n + 3] = quad.w;
+      const float numbers[4] = {quad.x, quad.y, quad.z, quad.w};
+#pragma unroll
+      for (int e = 0; e < 4 && n + e < kCount; ++e) to[n + e] = numbers[e];
     }
   }
   template <int kCount>
@@ -62,7 +67,8 @@ class Kept {
   }
 
  private:
-  static constexpr int kStep = 2 * kQuads + kTypes / 2;
+  static constexpr int kTypeQuads = (kTypes + 3) / 4;
+  static constexpr int kStep = 2 * (kQuads + kTypeQuads);
 
   __device__ static float4& Mine(int at) {
     return Block()[at * kLaneThreads + threadIdx.x];

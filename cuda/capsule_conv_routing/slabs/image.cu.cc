@@ -14,6 +14,7 @@
 #include "cuda/capsule_conv_routing/slabs/image.cuh"
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <type_traits>
 
@@ -24,18 +25,19 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // The epilogue works in rounds. In each, shared memory has the products of all
 // positions of a tile for some channels of all horizontal taps: at most kRoundColumns
-// columns. With a pitch of 88 floats, the four rows that half a warp stores to are in
-// different banks.
-constexpr int kRoundColumns = 80, kPitch = 88;
+// columns. A row of 40 floats begins 8 banks after the row before, so that the four
+// rows that half a warp stores to are in different banks.
+constexpr int kRoundColumns = 40;
 
 // Epilogue of "tiles": adds up the horizontal taps of each image pixel. Also the
 // parameters of AddHalosKernel.
 template <typename S>
 struct AddPixels {
   using Element = S;
-  static constexpr int kBytes = kTileRows * kPitch * sizeof(float);
+  static constexpr int kBytes = kTileRows * kRoundColumns * sizeof(float);
   S* image;
   float* halos;
+  int added_rows;  // Sums are stored in image rows from this one on.
   int dim, types, height, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
   // If pixel n of the votes reads some image pixel by tap k, then pixel n - x_back
@@ -53,6 +55,7 @@ struct AddPixels {
   AddPixels(const Problem& p, const Phase& phase)
       : image(nullptr),
         halos(nullptr),
+        added_rows(0),
         dim(static_cast<int>(p.in_dim)),
         types(static_cast<int>(p.types)),
         height(static_cast<int>(p.in_height)),
@@ -73,14 +76,14 @@ struct AddPixels {
         by_types(types),
         by_reach(tile_step + halo),
         by_stride(x_stride) {
-    const auto even = [](int all, int parts) {
-      return static_cast<int>(RoundUp(CeilDivide(all, parts), 8));
+    const auto even = [](int all, int parts, int multiple) {
+      return static_cast<int>(RoundUp(CeilDivide(all, parts), multiple));
     };
     int tiles = 1, rounds = 1;
-    while (x_taps * even(dim, tiles) > kMostImageColumns) ++tiles;
-    tile_channels = even(dim, tiles);
-    while (x_taps * even(tile_channels, rounds) > kRoundColumns) ++rounds;
-    round_channels = even(tile_channels, rounds);
+    while (x_taps * even(dim, tiles, 8) > kMostImageColumns) ++tiles;
+    tile_channels = even(dim, tiles, 8);
+    while (x_taps * even(tile_channels, rounds, 4) > kRoundColumns) ++rounds;
+    round_channels = even(tile_channels, rounds, 4);
     by_quads = Divisor(round_channels / 4);
     if (tile_pixels < votes_width) return;
     while (2 * tile_rows * tile_pixels * types <= kTileRows &&
@@ -89,9 +92,9 @@ struct AddPixels {
     }
   }
 
-  // Whether a round has room for 8 channels of all taps, and offsets stay small.
+  // Whether a round has room for 4 channels of all taps, and offsets stay small.
   static bool MayFit(const AxisPhase& x) {
-    return 8 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
+    return 4 * x.taps <= kRoundColumns && x.stride <= 64 && x.dilation <= 4096;
   }
   // Whether no halo is wider than the next tile, and a Divisor can divide item numbers.
   bool Fits() const {
@@ -108,6 +111,12 @@ struct AddPixels {
     return int64_t{w.z.read} * w.y.read * (w.across - 1) * HaloSize();
   }
 
+  // Whether a tile without products can be skipped: it has nothing to store, not even
+  // zeros in a halo.
+  __device__ bool Skips(const ImageTiles& w, const ImageTile& tile) const {
+    return w.across == 1 && tile.row + (tile_rows - 1) * w.y.stride < added_rows;
+  }
+
   // Copies the sums of each round to shared memory, and adds them up.
   template <int kProducts>
   __device__ void operator()(const ImageTiles& w, const ImageTile& tile,
@@ -115,24 +124,25 @@ struct AddPixels {
                              char* memory, int*) const {
     float* const round = reinterpret_cast<float*>(memory);
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    float* const upper = round + (warp * 16 + lane / 4) * kPitch + lane % 4 * 2;
+    float* const upper = round + (warp * 16 + lane / 4) * kRoundColumns;
     for (int begin = 0; begin < tile_channels; begin += round_channels) {
-      int tap = 0, channel = 0;
+      // A lane has two columns of each product: two channels of a tap.
+      int tap = 0, channel = lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kProducts; ++n) {
         if (tap < x_taps && channel >= begin && channel < begin + round_channels) {
           float* const to = upper + tap * round_channels + channel - begin;
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
-            float* const row = to + m * 64 * kPitch;
+            float* const row = to + m * 64 * kRoundColumns;
             *reinterpret_cast<float2*>(row) = make_float2(sums[m][n][0], sums[m][n][1]);
-            *reinterpret_cast<float2*>(row + 8 * kPitch) =
+            *reinterpret_cast<float2*>(row + 8 * kRoundColumns) =
                 make_float2(sums[m][n][2], sums[m][n][3]);
           }
         }
         channel += 8;
-        if (channel == tile_channels) {
-          channel = 0;
+        if (channel >= tile_channels) {
+          channel -= tile_channels;
           ++tap;
         }
       }
@@ -144,8 +154,8 @@ struct AddPixels {
   }
 
   // Adds up the taps of a round, for its channels from `first` up to `end` at most.
-  // Adds the results to the image, or stores them in `halos` for pixels of the next
-  // tile.
+  // Adds the results to the image or stores them there, or in `halos` for pixels of the
+  // next tile.
   __device__ void AddRound(const ImageTiles& w, const ImageTile& tile,
                            const float* round, int first, int end) const {
     const bool last = tile.across == w.across - 1;
@@ -155,7 +165,7 @@ struct AddPixels {
     float* const tile_halo = halos + (line * (w.across - 1) + tile.across) * HaloSize();
     const int left = tile.across * tile_step - x_pad;
     const int pixels = min(tile_pixels, votes_width - tile.across * tile_pixels);
-    const int step = x_every * round_channels - x_back * types * kPitch;
+    const int step = x_every * round_channels - x_back * types * kRoundColumns;
     for (int n = threadIdx.x % 128; n < items(); n += 128) {
       int quad, type;
       int pixel = by_types.Split(by_quads.Split(n, &quad), &type), row = 0;
@@ -165,6 +175,7 @@ struct AddPixels {
       if (x < 0 || x >= width || channel >= end || tile.row + down >= w.y.read)
         continue;
       const bool in_halo = !last && pixel >= tile_step;
+      const bool stores = in_halo || tile.row + down >= added_rows;
       int tap = 0, from = pixel;
       if (x_stride > 1) {
         // Finds the first tap with `pixel - tap * x_dilation` a multiple of x_stride.
@@ -178,12 +189,13 @@ struct AddPixels {
           --from;
         }
         if (rest != 0) {
-          if (!in_halo) continue;
+          if (!stores) continue;
           tap = x_taps;
         }
       }
       float4 sum = {};
-      const float* at = round + (row * w.positions + from * types + type) * kPitch +
+      const float* at = round +
+                        (row * w.positions + from * types + type) * kRoundColumns +
                         tap * round_channels + quad * 4;
       for (; tap < x_taps; tap += x_every, from -= x_back, at += step) {
         if (from < 0 || from >= pixels) continue;
@@ -195,9 +207,13 @@ struct AddPixels {
             tile_halo + (int64_t{pixel - tile_step} * types + type) * dim + channel) =
             sum;
       } else {
-        AddToGlobal(
-            first_row + down * row_size + (int64_t{x} * types + type) * dim + channel,
-            sum);
+        S* const to =
+            first_row + down * row_size + (int64_t{x} * types + type) * dim + channel;
+        if (stores) {
+          StoreQuad(to, sum);
+        } else {
+          AddToGlobal(to, sum);
+        }
       }
     }
   }
@@ -255,6 +271,35 @@ bool AddsImage(const Problem& p) {
           }));
 }
 
+bool StoresImage(const Problem& p) {
+  bool first = true, spans = false;
+  AllPhases(p, [&](const Phase& phase) {
+    if (first) {
+      spans = ReadsFrames(p, phase.depth) && Spans(phase.y, p.in_height) &&
+              Spans(phase.x, p.in_width);
+    }
+    first = false;
+    return true;
+  });
+  return spans;
+}
+
+// Returns how many of the image rows that a slab reads, from the first one on, may have
+// sums already. The other rows have not been written.
+int AddedRows(const Problem& p, const Slab& slab) {
+  const AxisPhase& y = slab.phase.y;
+  const bool is_first =
+      slab.phase.depth.out.first + y.out.first + slab.phase.x.out.first == 0;
+  if (!is_first || !StoresImage(p)) return INT_MAX;
+  // The row after the last one that the band before reads.
+  const int64_t end =
+      (slab.band.begin - 1) * y.stride - y.pad + (y.taps - 1) * y.dilation + 1;
+  return static_cast<int>(
+      slab.band.begin == 0
+          ? 0
+          : std::clamp<int64_t>(end - slab.band.read, 0, slab.band.read_rows));
+}
+
 // Divides the image rows into the tiles that AddPixels expects.
 template <typename S>
 ImageTiles PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
@@ -278,6 +323,7 @@ LaunchError AddByTiles(const GpuExec& exec, const char* op, const Problem& p,
   AddPixels<S> add(p, slab.phase);
   add.image = grad_input;
   add.halos = halos;
+  add.added_rows = AddedRows(p, slab);
   const ImageTiles w = PixelTiles(p, slab, add);
   CAPSOPS_RETURN_IF_ERROR((WithConstant<8, 10, 16, 20, 24>(
       add.x_taps * add.tile_channels / 8, [&](auto products) {
@@ -305,7 +351,7 @@ LaunchError OwnProducts<T>::AddImage(const GpuExec& exec, const char* op,
   }
   const ImageTiles w(p_, slab, kStageTerms<S>);
   AddDirect<S> add;
-  CAPSOPS_RETURN_IF_ERROR(MakeAddDirect(op, w, image, &add));
+  CAPSOPS_RETURN_IF_ERROR(MakeAddDirect(op, w, image, AddedRows(p_, slab), &add));
   return WithConstant<8, 16, 20, 24>(CeilDivide(w.wide(), 8), [&](auto products) {
     return LaunchImageGrad<products.value>(exec, op, w, 8 * products.value,
                                            Native(grads), Native(weights), add);

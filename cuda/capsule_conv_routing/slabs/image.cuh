@@ -124,7 +124,12 @@ struct AddDirect {
   using Element = S;
   static constexpr int kBytes = kStoreBytes<S> / 2;
   CUtensorMap to;
-  int columns;
+  int columns, added_rows;
+
+  // Whether a tile without products can be skipped.
+  __device__ bool Skips(const ImageTiles&, const ImageTile& tile) const {
+    return tile.row < added_rows;
+  }
 
   template <int kProducts>
   __device__ void operator()(const ImageTiles& w, const ImageTile& tile,
@@ -134,18 +139,24 @@ struct AddDirect {
     const int position = tile.across * kTileRows + threadIdx.x % 128 / 32 * kBoxRows;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      StoreRows<S>(
-          sums[m], columns - first, boxes, box, [&](int column, const char* from) {
-            TmaAdd(to, first + column, position + m * 64, tile.row, tile.frame, from);
-          });
+      StoreRows<S>(sums[m], columns - first, boxes, box,
+                   [&](int column, const char* from) {
+                     const int c = first + column, n = position + m * 64;
+                     if (tile.row < added_rows) {
+                       TmaAdd(to, c, n, tile.row, tile.frame, from);
+                     } else {
+                       TmaStore(to, c, n, tile.row, tile.frame, from);
+                     }
+                   });
     }
   }
 };
 
 template <typename S>
-LaunchError MakeAddDirect(const char* op, const ImageTiles& w, S* image,
+LaunchError MakeAddDirect(const char* op, const ImageTiles& w, S* image, int added_rows,
                           AddDirect<S>* add) {
   add->columns = w.filter_rows;
+  add->added_rows = added_rows;
   auto tensor =
       ImageTiles::Rows(w.filter_rows, w.image_positions, w.y.read, w.height, w.z.read);
   tensor.size[1] = std::min<uint64_t>(tensor.size[1], w.positions);
@@ -162,9 +173,9 @@ LaunchError MakeAddDirect(const char* op, const ImageTiles& w, S* image,
 //
 // The two consumer warpgroups work on different tiles, so that one multiplies while the
 // other adds. epilogue(w, tile, sums, group, memory, &box) adds a tile's sums to the
-// image: sums[0] has its first 64 positions, sums[1] the others. `memory` is the
-// warpgroup's shared memory, and `box` a number, at first 0, that it keeps from tile to
-// tile.
+// image, or stores them in rows from `added_rows` on: sums[0] has its first 64
+// positions, sums[1] the others. `memory` is the warpgroup's shared memory, and `box` a
+// number, at first 0, that it keeps from tile to tile.
 template <int kProducts, typename Epilogue>
 __global__ void __launch_bounds__(kProductThreads, 1)
     ImageGradKernel(const __grid_constant__ CUtensorMap votes,
@@ -206,7 +217,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     ForImageTiles(w, [&](const ImageTile& tile) {
       const int steps =
           CountTaps<false>(w.z, w.y, tile.frame, tile.row, w.tile_rows) * w.chunks;
-      if (steps == 0 && w.across == 1) return;  // no halo to clear
+      if (steps == 0 && epilogue.Skips(w, tile)) return;
       const int turn = tiles / 2;
       if (tiles++ % 2 != group) return at.Skip(steps, Ring::kCount);
       stages.turns.Wait(group, turn);

@@ -230,9 +230,12 @@ LaunchError WithLanes(const Tiling& z, const Launch& launch) {
     return WithConstant<4, 8, 16>(z.lane_types,
                                   [&](auto types) { return launch(types, kOne); });
   }
-  if (z.quads == 4) return launch(kFour, kFour);
-  return WithConstant<4, 8>(z.lane_types,
-                            [&](auto types) { return launch(types, kTwo); });
+  if (z.quads == 2) {
+    return WithConstant<4, 8>(z.lane_types,
+                              [&](auto types) { return launch(types, kTwo); });
+  }
+  return WithConstant<2, 4>(z.lane_types,
+                            [&](auto types) { return launch(types, kFour); });
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs

@@ -58,37 +58,48 @@ void Arrange(bool gradient, Tiling* z) {
   z->block = z->first_shares + RoundUp(pairs, 4);
 }
 
-// Plans votes in registers, with the fewest quads per lane, and so the most lanes per
-// parent, for which the lanes of all parents fit in a warp. If a lane would have too
-// many votes, or the block too many results, leaves z->quads at 0.
-void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
-  constexpr int kMostQuads = 16;
-  constexpr int kWarps = kLaneThreads / 32;
-  for (const int quads : {1, 2, 4}) {
-    const int lanes = z->dim / (4 * quads);
-    if (lanes * 4 * quads != z->dim || PowerOfTwo(lanes, 32) != lanes ||
-        int64_t{z->parents} * lanes > 32) {
-      continue;
-    }
-    z->quads = quads;
-    z->lanes = lanes;
-    z->group = PowerOfTwo(z->parents * lanes, 32);
-    z->divided = z->types * quads > kMostQuads;
-    const int64_t types = z->divided ? CeilDivide(z->types, kWarps) : z->types;
-    z->lane_types = std::max(PowerOfTwo(types, kMostQuads), 4);
-    z->pixels = (z->divided ? 32 : kLaneThreads) / z->group;
-    const int64_t shared = z->ExchangedBytes() + (gradient ? z->KeptBytes() : 0);
-    if (types * quads > kMostQuads || shared > device.shared) {
-      z->quads = 0;
-      continue;
-    }
-    // CUDA reserves 1 KB of shared memory per block.
-    const int64_t resident =
-        std::min<int64_t>(LaneBlocks(z->lane_types, quads, gradient),
-                          device.processor_shared / (shared + 1024));
-    z->blocks = static_cast<int>(std::max<int64_t>(resident, 1) * device.processors);
-    return;
+// Plans votes in registers, with `quads` quads per lane and type. Returns whether the
+// lanes of all parents fit in a warp, a lane's votes in its registers, and the results
+// that a block keeps in shared memory.
+bool FitsLanes(const GpuDevice& device, bool gradient, int quads, Tiling* z) {
+  constexpr int kWarps = kLaneThreads / 32, kMostQuads = 16;
+  const int lanes = z->dim / (4 * quads);
+  if (lanes * 4 * quads != z->dim || PowerOfTwo(lanes, 32) != lanes ||
+      int64_t{z->parents} * lanes > 32) {
+    return false;
   }
+  z->quads = quads;
+  z->lanes = lanes;
+  z->group = PowerOfTwo(z->parents * lanes, 32);
+  z->divided = z->types * quads > kMostQuads;
+  const int64_t types = z->divided ? CeilDivide(z->types, kWarps) : z->types;
+  z->lane_types = std::max(PowerOfTwo(types, kMostQuads), quads == 4 ? 2 : 4);
+  z->pixels = (z->divided ? 32 : kLaneThreads) / z->group;
+  const int64_t shared = z->ExchangedBytes() + (gradient ? z->KeptBytes() : 0);
+  if (types * quads > kMostQuads || shared > device.shared) return false;
+  // CUDA reserves 1 KB of shared memory per block.
+  const int64_t resident = std::min<int64_t>(LaneBlocks(z->lane_types, quads, gradient),
+                                             device.processor_shared / (shared + 1024));
+  z->blocks = static_cast<int>(std::max<int64_t>(resident, 1) * device.processors);
+  return true;
+}
+
+// Plans votes in registers. Lanes with eight quads of votes are the fastest: the more
+// votes a lane has, the less often steps other than products are repeated. If that is
+// not possible, takes the fewest quads that are, and so the most lanes per parent; or
+// leaves z->quads at 0.
+void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
+  constexpr int kGoodQuads = 8;
+  for (const int quads : {4, 2, 1}) {
+    if (FitsLanes(device, gradient, quads, z) && !z->divided &&
+        z->lane_types * quads <= kGoodQuads) {
+      return;
+    }
+  }
+  for (const int quads : {1, 2, 4}) {
+    if (FitsLanes(device, gradient, quads, z)) return;
+  }
+  z->quads = 0;
 }
 
 // Plans the routing, or its gradient, with sums of type A.

@@ -75,7 +75,7 @@ struct Tiling {
     return divided ? int64_t{2} * 16 * kLaneThreads * quads : 0;
   }
   int64_t KeptBytes() const {
-    const int64_t quads_of_types = lane_types / 4;
+    const int64_t quads_of_types = CeilDivide(lane_types, 4);
     return 16 * kLaneThreads *
            (int64_t{iterations} * 2 * (quads + quads_of_types) + quads_of_types);
   }

@@ -226,6 +226,18 @@ __device__ void AddToGlobal(S* to, const float4& sum) {
   }
 }
 
+// Stores 4 elements in global memory with one instruction.
+template <typename S>
+__device__ void StoreQuad(S* to, const float4& sum) {
+  if constexpr (std::is_same_v<S, float>) {
+    *reinterpret_cast<float4*>(to) = sum;
+  } else {
+    const auto low = NarrowPair<S>(sum.x, sum.y), high = NarrowPair<S>(sum.z, sum.w);
+    *reinterpret_cast<uint2*>(to) = {reinterpret_cast<const uint32_t&>(low),
+                                     reinterpret_cast<const uint32_t&>(high)};
+  }
+}
+
 // Epilogue: stores a consumer warp's 16 rows of sums. For every 32 of `columns`
 // columns, the warp fills a box in shared memory, and one lane calls store(column, box)
 // to start its TMA store. `boxes` is the warpgroup's memory; `box`, 0 or 1, selects the

@@ -41,6 +41,7 @@ OwnProducts<T>::OwnProducts(const GpuExec& exec, const Problem& p, bool gradient
            (kFloats || (p.out_width * p.types >= 64 &&
                         (p.in_dim >= 32 || volume || p.transposed)));
   by_image_ = serves && gradient && AddsImage(p);
+  stores_image_ = by_image_ && slabs::StoresImage(p);
   by_weights_ = serves && gradient && (!kFloats || !volume || p.types % 4 == 0) &&
                 SumsWeights(p, kFloats);
 }

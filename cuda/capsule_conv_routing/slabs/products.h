@@ -21,6 +21,7 @@ class OwnProducts {
   OwnProducts(const GpuExec& exec, const Problem& p, bool gradient);
 
   Products made() const { return {votes_, by_image_, by_weights_}; }
+  bool StoresImage() const { return stores_image_; }
   int64_t Scratch(const Slab& slab) const;
   int64_t Sums(const Slab& slab) const;
 
@@ -44,7 +45,7 @@ class OwnProducts {
 
   Problem p_;
   int processors_;
-  bool votes_, by_image_, by_weights_;
+  bool votes_, by_image_, by_weights_, stores_image_;
 };
 
 // Whether each kernel can compute all slabs of a problem that meets the conditions
@@ -52,6 +53,10 @@ class OwnProducts {
 bool MakesVotes(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p, bool transposes);
+
+// Whether the slabs of the first phase span the whole image, so that AddImage can store
+// what they are the first to reach.
+bool StoresImage(const Problem& p);
 
 // Floats of the halos of a slab, for AddImage.
 int64_t ImageHalos(const Problem& p, const Slab& slab);
