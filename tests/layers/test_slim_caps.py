@@ -93,11 +93,13 @@ def test_is_the_op_of_its_arguments(name, share_weights, policy, device):
     assert outputs.shape == expected and outputs.dtype == dtype
     weights = [tf.cast(each, dtype) for each in layer.weights]
     iterations = arguments.get("routing_iterations", 3)
-    if iterations == 1 and share_weights and not policy.startswith("mixed"):
-        inputs = tf.reduce_sum(inputs, -2, keepdims=True)  # see the next test
+    operands = [inputs, *weights]
+    if iterations == 1 and share_weights:  # see the next test
+        if policy.startswith("mixed"):
+            operands = [tf.cast(each, "float32") for each in operands]
+        operands[0] = tf.reduce_sum(operands[0], -2, keepdims=True)
     result = tf_capsops.capsule_conv_routing(
-        inputs,
-        *weights,
+        *operands,
         iterations=iterations,
         strides=arguments.get("strides", 1),
         padding=arguments.get("padding", "valid"),
@@ -105,7 +107,7 @@ def test_is_the_op_of_its_arguments(name, share_weights, policy, device):
         transposed=name.endswith("transposed"),
         leaky=arguments.get("leaky", False),
     )
-    np.testing.assert_array_equal(outputs, result)
+    np.testing.assert_array_equal(outputs, tf.cast(result, dtype))
     assert {each.dtype for each in layer.weights} == {
         "float64" if policy == "float64" else "float32"
     }

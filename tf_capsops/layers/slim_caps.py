@@ -145,13 +145,16 @@ class SlimCaps(RoundedRouting):
     def call(self, capsules, mask=None):
         owner = type(self).__name__
         (capsules,) = float_tensors(owner, capsules=capsules)
+        dtype = capsules.dtype
         capsules = without_masked(capsules, seen_capsules(owner, capsules, mask))
-        if self._adds_types(capsules.dtype):
+        if self._adds_types():
+            if dtype.size < 4:  # The sums would be rounded.
+                capsules = tf.cast(capsules, tf.float32)
             capsules = tf.reduce_sum(capsules, -2, keepdims=True)
         route = capsule_conv_routing
         if self.routing_bits is not None:
             route = functools.partial(rounded_conv_routing, rounded=self.rounded)
-        return route(
+        parents = route(
             capsules,
             tf.cast(self.kernel, capsules.dtype),
             bias=None if self.bias is None else tf.cast(self.bias, capsules.dtype),
@@ -162,20 +165,16 @@ class SlimCaps(RoundedRouting):
             transposed=self.is_transposed,
             leaky=self.leaky,
         )
+        return tf.cast(parents, dtype)
 
-    def _adds_types(self, dtype):
+    def _adds_types(self):
         """Whether to add up types instead of their votes, which gives the same sums.
 
-        That is possible if all types have the same weights and coefficients. 16-bit
-        types are not added up, because the sums would be rounded.
+        That is possible if all types have the same weights and coefficients.
         """
         single = self.filters == 1 and not self.leaky
-        return (
-            self.share_weights
-            and (single or self.routing_iterations == 1)
-            and self.routing_bits is None
-            and dtype.size >= 4
-        )
+        same = single or self.routing_iterations == 1
+        return same and self.share_weights and self.routing_bits is None
 
     def compute_mask(self, inputs, previous_mask):
         return None
