@@ -36,6 +36,7 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
       lead(copies == 1 ? 0 : copies),
       width(p.in_width),
       pitch(RoundUp(line(), 4)) {
+  tile_taps = tap_products = move = span = 0;
   box = std::gcd(32, dim);  // at least 4
   tap_boxes = dim / box;
   boxes = y.taps * x_taps * z.image.taps * tap_boxes;
@@ -55,11 +56,40 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
       1, static_cast<int>(processors / (column_tiles * (row_tiles - 1 + last))));
   last_splits = std::max(
       1, (processors - column_tiles * (row_tiles - 1) * splits) / column_tiles);
+  ShareBoxes(processors);
+}
+
+void WeightSums::ShareBoxes(int processors) {
+  constexpr int kTiles[][2] = {{2, 8}, {3, 8}, {5, 8}, {3, 10}};  // WithSumTile
+  constexpr int kMostSpan = 4;  // Stages must hold that many more.
+  const int positions = x_dilation * types, shared = boxes / x_taps;
+  int least = boxes * box * 5 / 3;  // Wastes less than 2/5.
+  if (!transposes || x_taps == 1 || x_stride > 1 || positions % 8 != 0) return;
+  for (const auto [taps, wide] : kTiles) {
+    const int most = 8 * wide / box;
+    const int tiles =
+        static_cast<int>(CeilDivide(shared, most) * CeilDivide(x_taps, taps));
+    const int64_t stages = CeilDivide((taps - 1) * (positions / 8), 4);
+    const int computed = tiles * taps * wide * 8;
+    if (computed >= least || stages > kMostSpan || tiles * column_tiles > processors) {
+      continue;
+    }
+    least = computed;
+    tile_taps = taps;
+    tap_products = wide;
+    products = taps * wide;
+    move = positions / 8;
+    span = static_cast<int>(stages);
+    tile_boxes = static_cast<int>(CeilDivide(shared, CeilDivide(shared, most)));
+    row_tiles = tiles;
+    splits = last_splits = processors / (tiles * column_tiles);
+  }
+  if (tile_taps > 0) boxes = shared;
 }
 
 // A block's tile, and its share of the steps [begin, end).
 struct SumsPlace {
-  int row_tile, column_tile, boxes, begin, end;
+  int row_tile, column_tile, first_box, boxes, first_tap, begin, end;
 
   __device__ SumsPlace(const WeightSums& w, int steps) {
     const int full = (w.row_tiles - 1) * w.column_tiles * w.splits;
@@ -69,16 +99,33 @@ struct SumsPlace {
     const int tile = at / splits, split = at - tile * splits;
     row_tile = last ? w.row_tiles - 1 : tile / w.column_tiles;
     column_tile = tile % w.column_tiles;
-    boxes = min(w.tile_boxes, w.boxes - row_tile * w.tile_boxes);
+    const int group = row_tile / w.tap_row_tiles();
+    first_tap = group * w.tile_taps;
+    first_box = (row_tile - group * w.tap_row_tiles()) * w.tile_boxes;
+    boxes = min(w.tile_boxes, w.boxes - first_box);
     begin = static_cast<int>(int64_t{steps} * split / splits);
     end = static_cast<int>(int64_t{steps} * (split + 1) / splits);
   }
 };
 
+// Calls visit(line, chunk, end) for each row of the votes of which a block multiplies
+// the stages [chunk, end).
+template <typename Visit>
+__device__ void ForLines(const WeightSums& w, const SumsPlace& place,
+                         const Visit& visit) {
+  int line = place.begin / w.chunks, chunk = place.begin - line * w.chunks;
+  for (int left = place.end - place.begin; left > 0; ++line, chunk = 0) {
+    const int end = min(w.chunks, chunk + left);
+    visit(line, chunk, end);
+    left -= end - chunk;
+  }
+}
+
 // Computes a tile of the gradient for the block's share of a slab's steps, and adds it
 // to the block's partial sums, or sets them if `first`. A producer warp loads the
-// stages by TMA, and two consumer warpgroups multiply them (weights.cuh).
-template <typename S, int kProducts>
+// stages by TMA, and two consumer warpgroups multiply them (weights.cuh). If kTaps is
+// not 0, the tile has that many horizontal taps, of kProducts products each.
+template <typename S, int kProducts, int kTaps>
 __global__ void __launch_bounds__(kProductThreads, 1)
     SumWeightsKernel(const __grid_constant__ CUtensorMap grads,
                      const __grid_constant__ CUtensorMap image, const WeightSums w,
@@ -87,7 +134,8 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   using Ring = SumStages<S, kProducts>;
   constexpr int kTerms = kStageTerms<S>;
   constexpr int kColumnBox = kSwizzleBytes / sizeof(S);
-  auto& stages = Ring::Start(w.halved ? kConsumerWarps / 2 : kConsumerWarps);
+  auto& stages =
+      Ring::Start(w.halved && kTaps == 0 ? kConsumerWarps / 2 : kConsumerWarps);
   const SumsPlace place(w, steps);
   GridDependencySynchronize();
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
@@ -96,64 +144,67 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     if (warp == kConsumerWarps) {
       // Lane n loads box n of the image. The first lanes also load boxes of gradients.
       const int lane = threadIdx.x % 32;
-      const int number = place.row_tile * w.tile_boxes + lane;
-      Digits<int> digits(number);
+      Digits<int> digits(place.first_box + lane);
       const int channel = digits.Next(w.tap_boxes) * w.box;
       const int z_tap = digits.Next(w.z.image.taps);
       // The tap moves the image by `moved` pixels: `shift` strides, rounded down, and a
       // remainder. The copy is the one in which `begin` is a multiple of 16 bytes.
-      const int moved = digits.Next(w.x_taps) * w.x_dilation - w.x_pad;
+      const int x_tap = kTaps > 0 ? place.first_tap : digits.Next(w.x_taps);
+      const int moved = x_tap * w.x_dilation - w.x_pad;
       const int shift = (moved - (moved < 0 ? w.x_stride - 1 : 0)) / w.x_stride;
       const int copy = shift & (w.copies - 1);
       const int begin = (shift - copy + w.lead) * w.types;
       const int remainder = (moved - shift * w.x_stride) * w.copies + copy;
       const int down = digits.rest * w.y.dilation - w.y.pad;
-      const int line = place.begin / w.chunks;
-      int chunk = place.begin - line * w.chunks;
-      int frame = line / w.y.count, y = line - frame * w.y.count;
-      int from = w.z.Read(frame, z_tap);
       const int column_boxes = (w.halved ? 64 : 128) / kColumnBox;
       PipelineState at;
       at.parity = 1;  // Empty stages count as released.
-      for (int step = place.begin; step < place.end; ++step, at.Next(Ring::kCount)) {
-        char* const stage = stages.memory[at.at];
-        if (lane == 0) {
-          stages.empty[at.at].Wait(at.parity);
-          stages.full[at.at].ArriveAndExpectBytes(
-              (column_boxes * kColumnBox + place.boxes * w.box) * kSwizzleBytes);
-        }
-        __syncwarp();
-        if (lane < column_boxes) {
-          TmaLoad(grads, place.column_tile * kTileRows + lane * kColumnBox,
-                  chunk * kTerms, frame * w.y.count + y, stages.full[at.at],
-                  stage + lane * kTerms * kSwizzleBytes);
-        }
-        if (lane < place.boxes) {
-          char* const to = stage + Ring::kRowBytes + lane * w.box * kSwizzleBytes;
-          // TMA loads zeros for rows and frames outside of the image, such as frame -1.
-          const int row = y * w.y.stride + down;
-          if constexpr (std::is_same_v<S, float>) {
-            TmaLoad(image, chunk * kTerms + begin, remainder, row, max(from, -1),
-                    channel, stages.full[at.at], to);
-          } else {
-            TmaLoad(image, channel, 0, chunk * w.stage_step() + moved * w.pixel_step(),
-                    row, max(from, -1), stages.full[at.at], to);
+      ForLines(w, place, [&](int line, int chunk, int end) {
+        const int frame = line / w.y.count, y = line - frame * w.y.count;
+        const int from = w.z.Read(frame, z_tap);
+        for (; chunk < end + w.span; ++chunk, at.Next(Ring::kCount)) {
+          char* const stage = stages.memory[at.at];
+          const bool votes = chunk < end;
+          if (lane == 0) {
+            stages.empty[at.at].Wait(at.parity);
+            stages.full[at.at].ArriveAndExpectBytes(
+                ((votes ? column_boxes * kColumnBox : 0) + place.boxes * w.box) *
+                kSwizzleBytes);
+          }
+          __syncwarp();
+          if (votes && lane < column_boxes) {
+            TmaLoad(grads, place.column_tile * kTileRows + lane * kColumnBox,
+                    chunk * kTerms, line, stages.full[at.at],
+                    stage + lane * kTerms * kSwizzleBytes);
+          }
+          if (lane < place.boxes) {
+            char* const to = stage + Ring::kRowBytes + lane * w.box * kSwizzleBytes;
+            // TMA loads zeros for rows and frames outside of the image, such as
+            // frame -1.
+            const int row = y * w.y.stride + down;
+            if constexpr (std::is_same_v<S, float>) {
+              TmaLoad(image, chunk * kTerms + begin, remainder, row, max(from, -1),
+                      channel, stages.full[at.at], to);
+            } else {
+              TmaLoad(image, channel, 0,
+                      chunk * w.stage_step() + moved * w.pixel_step(), row,
+                      max(from, -1), stages.full[at.at], to);
+            }
           }
         }
-        if (++chunk < w.chunks) continue;
-        chunk = 0;
-        if (++y < w.y.count) continue;
-        y = 0;
-        from = w.z.Read(++frame, z_tap);
-      }
+      });
     }
   } else {
     SetMaxRegisters<kMany, true>();
     float4* const part =
-        parts + int64_t{blockIdx.x} * (kProducts * kConsumers) + threadIdx.x;
+        parts + int64_t{blockIdx.x} * (w.products * kConsumers) + threadIdx.x;
     const int share = place.end - place.begin, width = place.boxes * w.box;
     const int line = w.box * static_cast<int>(sizeof(S));
-    if (width <= 64) {
+    if constexpr (kTaps > 0) {
+      SumTaps<S, kProducts, kTaps>(
+          stages, w.halved, w.move, w.span, first, part,
+          [&](const auto& visit) { ForLines(w, place, visit); });
+    } else if (width <= 64) {
       SumSteps<8, S, kProducts>(stages, w.halved, line, share, first, part);
     } else if (width <= 128) {
       SumSteps<16, S, kProducts>(stages, w.halved, line, share, first, part);
@@ -183,8 +234,14 @@ __global__ void __launch_bounds__(32 * kShares)
   const int splits = last ? w.last_splits : w.splits;
   const int full = (w.row_tiles - 1) * w.column_tiles * w.splits;
   const int first = last ? full + column_tile * splits : tile * splits;
-  const int boxes = min(w.tile_boxes, w.boxes - row_tile * w.tile_boxes);
-  if (product * 8 >= boxes * w.box) return;
+  // A tile with shared boxes has the products of one tap after another.
+  const int group = row_tile / w.tap_row_tiles();
+  const int first_box = (row_tile - group * w.tap_row_tiles()) * w.tile_boxes;
+  const int boxes = min(w.tile_boxes, w.boxes - first_box);
+  const int taps = w.tile_taps > 0 ? product / w.tap_products : 0;
+  const int x_tap = group * w.tile_taps + taps;
+  const int first_row = (product - taps * w.tap_products) * 8;
+  if (first_row >= boxes * w.box || x_tap >= w.x_taps) return;
   if (w.halved && warp >= kConsumerWarps / 2) return;
   const int share = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float4* from =
@@ -208,10 +265,15 @@ __global__ void __launch_bounds__(32 * kShares)
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const int row = product * 8 + lane % 4 * 2 + e, box = row / w.box;
+    const int row = first_row + lane % 4 * 2 + e, box = row / w.box;
     if (box >= boxes) return;
-    const int number = row_tile * w.tile_boxes + box, tap = number / w.tap_boxes;
+    const int number = first_box + box;
+    int tap = number / w.tap_boxes;
     const int channel = (number - tap * w.tap_boxes) * w.box + row - box * w.box;
+    if (w.tile_taps > 0) {
+      const int y_tap = tap / w.z.image.taps;
+      tap += (y_tap * (w.x_taps - 1) + x_tap) * w.z.image.taps;
+    }
     S* const to = grad_weights + relay.From(tap) * relay.matrix +
                   channel * int64_t{w.columns} + column;
     const float first_sum = e == 0 ? sum.x : sum.y, second_sum = e == 0 ? sum.z : sum.w;
@@ -272,6 +334,25 @@ TmaTensor<5> ImageBoxes(const WeightSums& w, uint64_t height) {
   return tensor;
 }
 
+// Calls launch(products, taps) with the compile-time parameters of SumWeightsKernel.
+template <typename S, typename Launch>
+LaunchError WithSumTile(const WeightSums& w, const Launch& launch) {
+  constexpr std::integral_constant<int, 0> kNone;
+  constexpr std::integral_constant<int, 8> kEight;
+  if constexpr (std::is_same_v<S, float>) {
+    if (w.tap_products == 10) {
+      return launch(std::integral_constant<int, 10>(),
+                    std::integral_constant<int, 3>());
+    }
+    if (w.tap_products == 8) {
+      return WithConstant<2, 3, 5>(w.tile_taps,
+                                   [&](auto taps) { return launch(kEight, taps); });
+    }
+  }
+  return WithConstant<16, 32>(w.products,
+                              [&](auto products) { return launch(products, kNone); });
+}
+
 template <typename T>
 LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
                                        const Slab& slab, bool first, const T* input,
@@ -293,8 +374,8 @@ LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
     CAPSOPS_RETURN_IF_ERROR(
         MakeTensorMap(op, from, ImageBoxes(w, p_.in_height), &image));
   }
-  return WithConstant<16, 32>(w.products, [&](auto products) {
-    return LaunchProduct<SumWeightsKernel<S, products.value>,
+  return WithSumTile<S>(w, [&](auto products, auto taps) {
+    return LaunchProduct<SumWeightsKernel<S, products.value, taps.value>,
                          SumStages<S, products.value>>(op, exec, w.blocks(), votes,
                                                        image, w, w.steps(), first,
                                                        reinterpret_cast<float4*>(sums));

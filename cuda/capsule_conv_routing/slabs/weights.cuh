@@ -12,6 +12,14 @@
 
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
 
+namespace capsops {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+CAPSOPS_WGMMA_RS(float, CAPSOPS_TF32_RS, 10, "80", "40", "41", "42", "43", "44", "45",
+                 CAPSOPS_REGISTERS_40, CAPSOPS_SUMS_8(0), CAPSOPS_SUM(8),
+                 CAPSOPS_SUM(9))
+#endif
+}  // namespace capsops
+
 namespace capsops::capsule_conv_routing::slabs {
 
 // Returns the first of the two columns of the votes whose sums a lane's quad holds. For
@@ -78,6 +86,22 @@ __device__ void AddStage(const char* votes, const char* image, int warp, int lin
   WgmmaCommit();
 }
 
+// Adds the sums of a warpgroup to its partial sums at `part`, or stores them if
+// `first`.
+template <int kCount>
+__device__ void AddToPart(float (&sums)[kCount][4], bool first, float4* part) {
+  Complete(sums);
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const auto sum = make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
+    if (first) {
+      part[n * kConsumers] = sum;
+    } else {
+      AddToGlobal(reinterpret_cast<float*>(part + n * kConsumers), sum);
+    }
+  }
+}
+
 // A consumer's main loop over `steps` stages, for a tile of 8 kCount columns. Adds the
 // results to its partial sums at `part`, or stores them if `first`. If `halved`, both
 // consumer warpgroups have the same columns of the votes, and alternate stages.
@@ -105,15 +129,61 @@ __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
       at.Next(Ring::kCount);
     }
   }
-  Complete(sums);
+  AddToPart(sums, first, part);
+}
+
+// The main loop for a tile of kTaps horizontal taps, of 8 kWide columns each.
+// for_lines(visit) calls visit(line, chunk, end) for the rows of the votes; a row has
+// end - chunk stages to multiply, and `span` more that only taps read. Tap n reads the
+// positions from 8 n `move` on, in this stage or in one of the next `span`.
+template <typename S, int kWide, int kTaps, typename ForLines>
+__device__ void SumTaps(SumStages<S, kWide>& stages, bool halved, int move, int span,
+                        bool first, float4* part, const ForLines& for_lines) {
+  using Ring = SumStages<S, kWide>;
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+  float sums[kTaps][kWide][4];
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    const auto sum = make_float4(sums[n][0], sums[n][1], sums[n][2], sums[n][3]);
-    if (first) {
-      part[n * kConsumers] = sum;
-    } else {
-      AddToGlobal(reinterpret_cast<float*>(part + n * kConsumers), sum);
+  for (int tap = 0; tap < kTaps; ++tap) Clear(sums[tap]);
+  PipelineState at, ahead;  // the next stage to multiply, and to wait for
+  int number = 0;           // stages multiplied by both warpgroups
+  for_lines([&](int, int chunk, int end) {
+    const auto wait = [&](int count) {
+      for (; count > 0; --count, ahead.Next(Ring::kCount)) {
+        stages.full[ahead.at].Wait(ahead.parity);
+      }
+    };
+    wait(span);
+    for (; chunk < end + span; ++chunk, at.Next(Ring::kCount)) {
+      if (chunk < end) wait(1);
+      const bool own = chunk < end && (!halved || number++ % 2 == warp / 4);
+      if (own) {
+        uint32_t left[4][4];
+        LoadColumns(stages.memory[at.at],
+                    LaneColumn<S>(halved ? warp % 4 : warp, threadIdx.x % 32), left);
+        WgmmaFence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int tap = 0; tap < kTaps; ++tap) {
+            const int slice = k + tap * move;
+            int stage = at.at + slice / 4;
+            if (stage >= Ring::kCount) stage -= Ring::kCount;
+            const uint32_t right =
+                DescriptorAddress(stages.memory[stage] + Ring::kRowBytes);
+            WgmmaRs<S, kWide>::Begin(left[k],
+                                     MakeSwizzledDescriptor(right + slice % 4 * 2),
+                                     sums[tap], true);
+          }
+        }
+        WgmmaCommit();
+        WgmmaWait<0>();
+      }
+      stages.Release(at.at);
     }
+  });
+#pragma unroll
+  for (int tap = 0; tap < kTaps; ++tap) {
+    AddToPart(sums[tap], first, part + tap * kWide * kConsumers);
   }
 }
 

@@ -12,6 +12,10 @@
 // loads from multiples of 16 bytes. Unless the types of a pixel take such a multiple,
 // there are several copies of the image, each shifted by another pixel.
 //
+// With the transposed image, a tap moves a row of the image by whole positions. If the
+// moves are multiples of 8 positions, the terms of a wgmma, the taps of a row can read
+// the same positions in shared memory (tile_taps > 0). Otherwise each tap loads them.
+//
 // Blocks keep partial sums of all slabs of a phase, and a second kernel adds them up
 // after the last slab.
 #pragma once
@@ -39,13 +43,19 @@ struct WeightSums {
   // pixel n - lead.
   int copies, lead;
   // The product's columns, (tap, channel), are loaded in `boxes` boxes of `box`
-  // channels, tap_boxes for each tap. Taps are sorted by y, x and z.
+  // channels, tap_boxes for each tap. Taps are sorted by y, x and z. If horizontal taps
+  // share boxes, only (y, z) taps have their own.
   int box, boxes, tap_boxes;
   // A tile has `tile_boxes` boxes, or fewer in the last row tile, by 128 columns of the
   // votes. Split-K: `splits` blocks share a tile, or `last_splits` in the last row
   // tile.
-  int products;  // columns of the product in a tile / 8: 16 or 32
+  int products;  // columns of the product in a tile / 8
   int tile_boxes, row_tiles, column_tiles;
+  // If horizontal taps share boxes, how many of them a tile has, and how many products
+  // each of these. The last of them may not exist. Their moves differ by `move`
+  // products' terms, and the last one reads up to `span` stages further. Row tiles are
+  // sorted by taps; otherwise tile_taps and span are 0.
+  int tile_taps, tap_products, move, span;
   bool halved;  // at most 64 columns of the votes, enough for one consumer warpgroup
   int splits, last_splits;
 
@@ -54,7 +64,15 @@ struct WeightSums {
 
   WeightSums(const Problem& p, const Slab& slab, int processors, bool transposes);
 
+  // Divides the columns into tiles whose horizontal taps share boxes, if that is
+  // possible and wastes little.
+  void ShareBoxes(int processors);
+
   __host__ __device__ int terms() const { return SumTerms(transposes); }
+  // Row tiles of the same horizontal taps.
+  __host__ __device__ int tap_row_tiles() const {
+    return (boxes + tile_boxes - 1) / tile_boxes;
+  }
   // Without a transposed copy, boxes shift along an axis of the image that counts
   // positions or, if there is a stride, pixels. These return how far it advances for a
   // pixel and for a stage.
