@@ -99,7 +99,8 @@ struct NoProducts {
   NoProducts(const Exec&, const Problem&, bool) {}
 
   static constexpr Products made() { return {false, false, false}; }
-  // Whether AddImage needs no zeros to add to.
+  // Whether the calls of AddImage write every element of the input gradient, so that it
+  // need not be zeroed.
   static constexpr bool StoresImage() { return false; }
   // Returns how many elements of scratch SumWeights and AddImage need.
   static int64_t Scratch(const Slab&) { return 0; }
@@ -110,7 +111,8 @@ struct NoProducts {
   static constexpr auto PackWeights = [](const auto&...) { return LaunchError(); };
   // Computes a slab's votes from the input and the packed weights.
   static constexpr auto MakeVotes = [](const auto&...) { return LaunchError(); };
-  // Adds the slab's contribution to the input gradient.
+  // Adds the slab's contribution to the input gradient, or stores it where
+  // StoresImage().
   static constexpr auto AddImage = [](const auto&...) { return LaunchError(); };
   // Adds the slab's contribution to the sums of the weight gradient. The first slab of
   // a phase that contributes sets the sums instead.

@@ -121,8 +121,8 @@ __device__ int CountTaps(const FrameAxis& z, const TapAxis& y, int frame, int ro
   return frames * rows;
 }
 
-// Whether the positions of a phase read all `size` positions of the image or have
-// others that do on both sides.
+// Whether the windows of a phase cover the whole axis: each of the `size` positions of
+// the image is in a window, at a tap or in a gap between taps.
 inline bool Spans(const AxisPhase& axis, int64_t size) {
   const int64_t reach = (axis.taps - 1) * axis.dilation + 1;
   return axis.taps > 0 && axis.pad >= 0 && axis.stride <= reach &&

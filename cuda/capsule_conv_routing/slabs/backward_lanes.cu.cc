@@ -15,7 +15,8 @@ namespace capsops::capsule_conv_routing::slabs {
 // A lane's shared memory, in slots of 16 bytes; functions return slot numbers. The
 // lanes of a block interleave their slots, which avoids bank conflicts. For each
 // iteration r, counted from 0, there are sums, shares, gradients of logits and, except
-// for the last, totals, which give the shares of iteration r + 1. After these come the
+// for the last, totals, which give the shares of iteration r + 1. Numbers of types are
+// padded to whole slots. After these come the
 // gradients of bias and logits that the lane adds up over its pixels.
 template <int kTypes, int kQuads>
 class Kept {

@@ -5,12 +5,13 @@
 // ImageGradKernel (image.cuh). There are two ways:
 //   direct  If windows have one horizontal tap, no horizontal stride and no padding,
 //           votes at position n read position n of the image, and TMA adds the products
-//           to it.
+//           to it or stores them.
 //   tiles   Otherwise, the products of all horizontal taps are first added up in shared
 //           memory. A tile has whole pixels of a row of the votes, or whole rows. Its
 //           halo, the image pixels that it shares with the next tile, goes to the
 //           workspace, and AddHalosKernel adds it. So additions to a pixel always have
 //           the same order.
+// Image rows that no slab has written before are stored instead of added to.
 #include "cuda/capsule_conv_routing/slabs/image.cuh"
 
 #include <algorithm>
@@ -37,7 +38,7 @@ struct AddPixels {
   static constexpr int kBytes = kTileRows * kRoundColumns * sizeof(float);
   S* image;
   float* halos;
-  int added_rows;  // Sums are stored in image rows from this one on.
+  int added_rows;  // Image rows before this one are added to, the others overwritten.
   int dim, types, height, width, votes_width;
   int x_taps, x_stride, x_dilation, x_pad;
   // If pixel n of the votes reads some image pixel by tap k, then pixel n - x_back

@@ -118,7 +118,8 @@ __device__ void ForImageTiles(const ImageTiles& w, const Visit& visit) {
   }
 }
 
-// Epilogue: adds sums to an image in which position n is read by votes at position n.
+// Epilogue: adds sums to an image in which position n is read by votes at position n,
+// or stores them.
 template <typename S>
 struct AddDirect {
   using Element = S;

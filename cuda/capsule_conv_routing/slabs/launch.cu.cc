@@ -60,8 +60,8 @@ void Arrange(bool gradient, Tiling* z) {
 
 // Plans votes in registers, with `quads` quads per lane and type. Returns whether the
 // lanes of all parents fit in a warp, a lane's votes in its registers, and the results
-// that a block keeps in shared memory.
-bool FitsLanes(const GpuDevice& device, bool gradient, int quads, Tiling* z) {
+// that a block keeps in shared memory; otherwise `z` is undefined.
+bool TryLanes(const GpuDevice& device, bool gradient, int quads, Tiling* z) {
   constexpr int kWarps = kLaneThreads / 32, kMostQuads = 16;
   const int lanes = z->dim / (4 * quads);
   if (lanes * 4 * quads != z->dim || PowerOfTwo(lanes, 32) != lanes ||
@@ -84,20 +84,20 @@ bool FitsLanes(const GpuDevice& device, bool gradient, int quads, Tiling* z) {
   return true;
 }
 
-// Plans votes in registers. Lanes with eight quads of votes are the fastest: the more
-// votes a lane has, the less often steps other than products are repeated. If that is
-// not possible, takes the fewest quads that are, and so the most lanes per parent; or
-// leaves z->quads at 0.
+// Plans votes in registers. Lanes with eight quads of votes are the fastest, as long as
+// a multiprocessor has three blocks: the more votes a lane has, the fewer lanes repeat
+// all steps but the products. If that is not possible, takes the fewest quads that are,
+// and so the most lanes per parent; or leaves z->quads at 0.
 void PlanLanes(const GpuDevice& device, bool gradient, Tiling* z) {
   constexpr int kGoodQuads = 8;
   for (const int quads : {4, 2, 1}) {
-    if (FitsLanes(device, gradient, quads, z) && !z->divided &&
-        z->lane_types * quads <= kGoodQuads) {
+    if (TryLanes(device, gradient, quads, z) && !z->divided &&
+        z->lane_types * quads <= kGoodQuads && z->blocks >= 3 * device.processors) {
       return;
     }
   }
   for (const int quads : {1, 2, 4}) {
-    if (FitsLanes(device, gradient, quads, z)) return;
+    if (TryLanes(device, gradient, quads, z)) return;
   }
   z->quads = 0;
 }

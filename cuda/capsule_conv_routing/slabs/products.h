@@ -54,8 +54,8 @@ bool MakesVotes(const Problem& p);
 bool AddsImage(const Problem& p);
 bool SumsWeights(const Problem& p, bool transposes);
 
-// Whether the slabs of the first phase span the whole image, so that AddImage can store
-// what they are the first to reach.
+// Whether the windows of the first phase cover the whole image. Then the slabs of this
+// phase store the gradient, and later ones add to it.
 bool StoresImage(const Problem& p);
 
 // Floats of the halos of a slab, for AddImage.

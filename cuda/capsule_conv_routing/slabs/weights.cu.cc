@@ -60,29 +60,39 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
 }
 
 void WeightSums::ShareBoxes(int processors) {
-  constexpr int kTiles[][2] = {{2, 8}, {3, 8}, {5, 8}, {3, 10}};  // WithSumTile
-  constexpr int kMostSpan = 4;  // Stages must hold that many more.
+  // Horizontal taps of a tile, and columns of each / 8; WithSumTile has the same.
+  constexpr int kTiles[][2] = {{2, 8}, {3, 8}, {5, 8}, {3, 10}};
   const int positions = x_dilation * types, shared = boxes / x_taps;
-  int least = boxes * box * 5 / 3;  // Wastes less than 2/5.
   if (!transposes || x_taps == 1 || x_stride > 1 || positions % 8 != 0) return;
+  // Clocks that a multiprocessor takes for a step of all tiles, by count: level 2 gives
+  // it a line of 128 bytes in 4 clocks, and its tensor cores take 32 lines by a column.
+  constexpr double kLoad = 4, kLines = 32;
+  const double lines = halved ? 64 : 128;
+  const auto all = [&](double clocks, int used) { return clocks * processors / used; };
+  // Less of a gain by count is none (docs/notebook/slim_capsules.md).
+  constexpr double kMost = 0.75;
+  double least =
+      kMost * all(kLoad * (boxes * box + lines * row_tiles), blocks() / column_tiles);
   for (const auto [taps, wide] : kTiles) {
-    const int most = 8 * wide / box;
-    const int tiles =
-        static_cast<int>(CeilDivide(shared, most) * CeilDivide(x_taps, taps));
-    const int64_t stages = CeilDivide((taps - 1) * (positions / 8), 4);
-    const int computed = tiles * taps * wide * 8;
-    if (computed >= least || stages > kMostSpan || tiles * column_tiles > processors) {
-      continue;
-    }
-    least = computed;
+    const auto box_tiles = static_cast<int>(CeilDivide(shared, 8 * wide / box));
+    const int tiles = box_tiles * static_cast<int>(CeilDivide(x_taps, taps));
+    const auto further = static_cast<int>(CeilDivide((taps - 1) * (positions / 8), 4));
+    const int parts = processors / (tiles * column_tiles);
+    if (further > kMostSpan || parts == 0) continue;
+    const auto loaded = static_cast<int>(CeilDivide(shared, box_tiles));
+    const double load = kLoad * (lines + loaded * box) * (chunks + further) / chunks;
+    const double clocks =
+        all(tiles * std::max(load, lines * taps * wide * 8 / kLines), tiles * parts);
+    if (clocks >= least) continue;
+    least = clocks;
     tile_taps = taps;
     tap_products = wide;
     products = taps * wide;
     move = positions / 8;
-    span = static_cast<int>(stages);
-    tile_boxes = static_cast<int>(CeilDivide(shared, CeilDivide(shared, most)));
+    span = further;
+    tile_boxes = loaded;
     row_tiles = tiles;
-    splits = last_splits = processors / (tiles * column_tiles);
+    splits = last_splits = parts;
   }
   if (tile_taps > 0) boxes = shared;
 }
@@ -99,24 +109,24 @@ struct SumsPlace {
     const int tile = at / splits, split = at - tile * splits;
     row_tile = last ? w.row_tiles - 1 : tile / w.column_tiles;
     column_tile = tile % w.column_tiles;
-    const int group = row_tile / w.tap_row_tiles();
-    first_tap = group * w.tile_taps;
-    first_box = (row_tile - group * w.tap_row_tiles()) * w.tile_boxes;
+    const int tap_group = row_tile / w.tap_row_tiles();
+    first_tap = tap_group * w.tile_taps;
+    first_box = (row_tile - tap_group * w.tap_row_tiles()) * w.tile_boxes;
     boxes = min(w.tile_boxes, w.boxes - first_box);
     begin = static_cast<int>(int64_t{steps} * split / splits);
     end = static_cast<int>(int64_t{steps} * (split + 1) / splits);
   }
 };
 
-// Calls visit(line, chunk, end) for each row of the votes of which a block multiplies
-// the stages [chunk, end).
+// Calls visit(chunk, end) for each row of the votes of which a block multiplies the
+// stages [chunk, end).
 template <typename Visit>
-__device__ void ForLines(const WeightSums& w, const SumsPlace& place,
-                         const Visit& visit) {
-  int line = place.begin / w.chunks, chunk = place.begin - line * w.chunks;
-  for (int left = place.end - place.begin; left > 0; ++line, chunk = 0) {
+__device__ void ForRows(const WeightSums& w, const SumsPlace& place,
+                        const Visit& visit) {
+  int chunk = place.begin % w.chunks;
+  for (int left = place.end - place.begin; left > 0; chunk = 0) {
     const int end = min(w.chunks, chunk + left);
-    visit(line, chunk, end);
+    visit(chunk, end);
     left -= end - chunk;
   }
 }
@@ -159,9 +169,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const int column_boxes = (w.halved ? 64 : 128) / kColumnBox;
       PipelineState at;
       at.parity = 1;  // Empty stages count as released.
-      ForLines(w, place, [&](int line, int chunk, int end) {
-        const int frame = line / w.y.count, y = line - frame * w.y.count;
-        const int from = w.z.Read(frame, z_tap);
+      int line = place.begin / w.chunks;
+      int frame = line / w.y.count, y = line - frame * w.y.count;
+      int from = w.z.Read(frame, z_tap);
+      ForRows(w, place, [&](int chunk, int end) {
         for (; chunk < end + w.span; ++chunk, at.Next(Ring::kCount)) {
           char* const stage = stages.memory[at.at];
           const bool votes = chunk < end;
@@ -192,6 +203,10 @@ __global__ void __launch_bounds__(kProductThreads, 1)
             }
           }
         }
+        ++line;
+        if (++y < w.y.count) return;
+        y = 0;
+        from = w.z.Read(++frame, z_tap);
       });
     }
   } else {
@@ -203,7 +218,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
     if constexpr (kTaps > 0) {
       SumTaps<S, kProducts, kTaps>(
           stages, w.halved, w.move, w.span, first, part,
-          [&](const auto& visit) { ForLines(w, place, visit); });
+          [&](const auto& visit) { ForRows(w, place, visit); });
     } else if (width <= 64) {
       SumSteps<8, S, kProducts>(stages, w.halved, line, share, first, part);
     } else if (width <= 128) {
@@ -235,12 +250,12 @@ __global__ void __launch_bounds__(32 * kShares)
   const int full = (w.row_tiles - 1) * w.column_tiles * w.splits;
   const int first = last ? full + column_tile * splits : tile * splits;
   // A tile with shared boxes has the products of one tap after another.
-  const int group = row_tile / w.tap_row_tiles();
-  const int first_box = (row_tile - group * w.tap_row_tiles()) * w.tile_boxes;
+  const int tap_group = row_tile / w.tap_row_tiles();
+  const int first_box = (row_tile - tap_group * w.tap_row_tiles()) * w.tile_boxes;
   const int boxes = min(w.tile_boxes, w.boxes - first_box);
-  const int taps = w.tile_taps > 0 ? product / w.tap_products : 0;
-  const int x_tap = group * w.tile_taps + taps;
-  const int first_row = (product - taps * w.tap_products) * 8;
+  const int tile_tap = w.tile_taps > 0 ? product / w.tap_products : 0;
+  const int x_tap = tap_group * w.tile_taps + tile_tap;
+  const int first_row = (product - tile_tap * w.tap_products) * 8;
   if (first_row >= boxes * w.box || x_tap >= w.x_taps) return;
   if (w.halved && warp >= kConsumerWarps / 2) return;
   const int share = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -11,14 +11,7 @@
 #include <type_traits>
 
 #include "cuda/capsule_conv_routing/slabs/product.cuh"
-
-namespace capsops {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-CAPSOPS_WGMMA_RS(float, CAPSOPS_TF32_RS, 10, "80", "40", "41", "42", "43", "44", "45",
-                 CAPSOPS_REGISTERS_40, CAPSOPS_SUMS_8(0), CAPSOPS_SUM(8),
-                 CAPSOPS_SUM(9))
-#endif
-}  // namespace capsops
+#include "cuda/capsule_conv_routing/slabs/weights.h"
 
 namespace capsops::capsule_conv_routing::slabs {
 
@@ -133,20 +126,22 @@ __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
 }
 
 // The main loop for a tile of kTaps horizontal taps, of 8 kWide columns each.
-// for_lines(visit) calls visit(line, chunk, end) for the rows of the votes; a row has
-// end - chunk stages to multiply, and `span` more that only taps read. Tap n reads the
-// positions from 8 n `move` on, in this stage or in one of the next `span`.
-template <typename S, int kWide, int kTaps, typename ForLines>
+// for_rows(visit) calls visit(chunk, end) for the rows of the votes; a row has
+// end - chunk stages to multiply, and `span` more without votes, for taps that reach
+// past the last of these. Tap n reads the positions from 8 n `move` on, in this stage
+// or in one of the next `span`.
+template <typename S, int kWide, int kTaps, typename ForRows>
 __device__ void SumTaps(SumStages<S, kWide>& stages, bool halved, int move, int span,
-                        bool first, float4* part, const ForLines& for_lines) {
+                        bool first, float4* part, const ForRows& for_rows) {
   using Ring = SumStages<S, kWide>;
+  static_assert(kMostSpan < Ring::kCount);
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   float sums[kTaps][kWide][4];
 #pragma unroll
   for (int tap = 0; tap < kTaps; ++tap) Clear(sums[tap]);
   PipelineState at, ahead;  // the next stage to multiply, and to wait for
-  int number = 0;           // stages multiplied by both warpgroups
-  for_lines([&](int, int chunk, int end) {
+  int multiplied = 0;       // stages, by both warpgroups
+  for_rows([&](int chunk, int end) {
     const auto wait = [&](int count) {
       for (; count > 0; --count, ahead.Next(Ring::kCount)) {
         stages.full[ahead.at].Wait(ahead.parity);
@@ -155,7 +150,7 @@ __device__ void SumTaps(SumStages<S, kWide>& stages, bool halved, int move, int 
     wait(span);
     for (; chunk < end + span; ++chunk, at.Next(Ring::kCount)) {
       if (chunk < end) wait(1);
-      const bool own = chunk < end && (!halved || number++ % 2 == warp / 4);
+      const bool own = chunk < end && (!halved || multiplied++ % 2 == warp / 4);
       if (own) {
         uint32_t left[4][4];
         LoadColumns(stages.memory[at.at],

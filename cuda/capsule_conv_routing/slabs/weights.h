@@ -12,9 +12,9 @@
 // loads from multiples of 16 bytes. Unless the types of a pixel take such a multiple,
 // there are several copies of the image, each shifted by another pixel.
 //
-// With the transposed image, a tap moves a row of the image by whole positions. If the
-// moves are multiples of 8 positions, the terms of a wgmma, the taps of a row can read
-// the same positions in shared memory (tile_taps > 0). Otherwise each tap loads them.
+// In the transposed image, a horizontal tap moves a row by whole positions. If it moves
+// it by a multiple of 8 positions (the terms of one wgmma), taps can read the same
+// positions in shared memory (tile_taps > 0). Otherwise each tap loads its own.
 //
 // Blocks keep partial sums of all slabs of a phase, and a second kernel adds them up
 // after the last slab.
@@ -29,6 +29,9 @@ namespace capsops::capsule_conv_routing::slabs {
 
 // Positions, the terms of the product, per stage.
 constexpr int SumTerms(bool transposes) { return transposes ? 32 : 64; }
+
+// The most stages that a ring holds besides the one that is multiplied.
+constexpr int kMostSpan = 4;
 
 // Kernel parameters for a slab. All slabs of a phase have the same tiles and blocks.
 struct WeightSums {
@@ -51,10 +54,11 @@ struct WeightSums {
   // tile.
   int products;  // columns of the product in a tile / 8
   int tile_boxes, row_tiles, column_tiles;
-  // If horizontal taps share boxes, how many of them a tile has, and how many products
-  // each of these. The last of them may not exist. Their moves differ by `move`
-  // products' terms, and the last one reads up to `span` stages further. Row tiles are
-  // sorted by taps; otherwise tile_taps and span are 0.
+  // If horizontal taps share boxes (zeros if not), row tiles are sorted by taps:
+  //   tile_taps     horizontal taps of a tile; the last ones may not exist
+  //   tap_products  columns of each of them / 8
+  //   move          positions from one tap to the next / 8
+  //   span          how many stages further the last tap reads
   int tile_taps, tap_products, move, span;
   bool halved;  // at most 64 columns of the votes, enough for one consumer warpgroup
   int splits, last_splits;
@@ -65,7 +69,7 @@ struct WeightSums {
   WeightSums(const Problem& p, const Slab& slab, int processors, bool transposes);
 
   // Divides the columns into tiles whose horizontal taps share boxes, if that is
-  // possible and wastes little.
+  // possible and, by count, faster.
   void ShareBoxes(int processors);
 
   __host__ __device__ int terms() const { return SumTerms(transposes); }
