@@ -48,6 +48,13 @@ static inline bool IsEmpty(const Problem& p) {
                    p.out_dim}) == 0;
 }
 
+// Returns the problem with one iteration if there is a single parent: its coefficients
+// are then 1 in every iteration.
+static inline Problem Shortened(Problem p) {
+  if (p.parents == 1 && !p.leaky) p.iterations = 1;
+  return p;
+}
+
 // Rows [begin, begin + rows) of a phase's frames, the input rows [read, read +
 // read_rows) that they read, and the number of padding rows above these.
 struct Band {

@@ -28,37 +28,12 @@
 #include <memory>
 #include <type_traits>
 
+#include "cc/launch/arena.h"
 #include "cc/launch/capsule_conv_routing.h"
 #include "cc/launch/capsule_conv_slabs.h"
 #include "cc/launch/capsule_conv_slabs_products.h"
-#include "cc/launch/round.h"
 
 namespace capsops::capsule_conv_routing {
-
-// Takes consecutive arrays from a workspace. With a null base, it only counts bytes.
-class Arena {
- public:
-  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
-
-  template <typename T>
-  T* Take(int64_t count) {
-    char* const at = base_ + bytes_;
-    bytes_ += RoundUp(count * static_cast<int64_t>(sizeof(T)), 64);
-    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(at);
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* base_;
-  int64_t bytes_ = 0;
-};
-
-// Returns the problem with one iteration if there is a single parent: its coefficients
-// are then 1 in every iteration.
-inline Problem Shortened(Problem p) {
-  if (p.parents == 1 && !p.leaky) p.iterations = 1;
-  return p;
-}
 
 // Plans and runs all slabs of a problem.
 template <typename Steps, typename T>
@@ -108,9 +83,7 @@ class Slabs {
     const auto zero = [&](void* data, int64_t bytes) {
       then([&] { return Steps::Zero(exec, op_, data, bytes); });
     };
-    if (!writes_input_ && !own_.StoresImage()) {
-      zero(grad_input, InputSize(p_) * sizeof(T));
-    }
+    if (zeroes_input_) zero(grad_input, InputSize(p_) * sizeof(T));
     if (SumsApart()) {
       zero(a.sums, WeightsSize(p_) * sizeof(A));
     } else if (!writes_weights_) {
@@ -258,6 +231,7 @@ class Slabs {
     });
     const Products own = own_.made();
     writes_input_ = parts && !own.by_image && whole;
+    zeroes_input_ = !writes_input_ && !own_.StoresImage();
     writes_weights_ = !relays_ && !own.by_weights && whole && all_weights && slabs == 1;
     space_ = Steps::Space(exec, p_, gradient_);
     parts_ = gradient_ ? Steps::Parts(exec, p_) : 0;
@@ -350,9 +324,10 @@ class Slabs {
   SlabConvs<Exec, T> convs_;
   int64_t slab_bytes_;
   LaunchError error_;
-  // Whether any slab copies channels, or any phase weights, and whether slabs store
-  // their gradients directly in the results instead of adding them.
-  bool copies_, relays_, writes_input_, writes_weights_;
+  // Whether any slab copies channels, or any phase weights, whether slabs store their
+  // gradients directly in the results instead of adding them, and whether the input's
+  // needs zeros.
+  bool copies_, relays_, writes_input_, writes_weights_, zeroes_input_;
   int64_t most_votes_, most_image_, most_scratch_, most_weights_, most_weight_sums_;
   int64_t space_, parts_;
 };
