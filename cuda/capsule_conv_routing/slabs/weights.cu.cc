@@ -258,8 +258,8 @@ LaunchError WithSumTile(const WeightSums& w, const Launch& launch) {
                     std::integral_constant<int, 3>());
     }
     if (w.tap_products == 8) {
-      return WithConstant<2, 3, 5>(w.tile_taps,
-                                   [&](auto taps) { return launch(kEight, taps); });
+      return WithConstant<3, 5>(w.tile_taps,
+                                [&](auto taps) { return launch(kEight, taps); });
     }
   }
   return WithConstant<16, 32>(w.products,

@@ -78,7 +78,7 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
 
 void WeightSums::ShareBoxes(int processors) {
   // Horizontal taps of a tile, and columns of each / 8; WithSumTile has the same.
-  constexpr int kTiles[][2] = {{2, 8}, {3, 8}, {5, 8}, {3, 10}};
+  constexpr int kTiles[][2] = {{3, 8}, {5, 8}, {3, 10}};
   const int positions = x_dilation * types, shared = boxes / x_taps;
   if (!transposes || x_taps == 1 || x_stride > 1 || positions % 8 != 0) return;
   // Clocks that a multiprocessor takes for a step of all tiles, by count: level 2 gives

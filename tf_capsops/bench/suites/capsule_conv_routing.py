@@ -141,6 +141,13 @@ def _correctness_cases():
         ("tiles_columns", (6, 32), (3, 2), (2, 24, 3, 40), {}),
         ("weights_far", (3, 256), (2, 5), (1, 16, 4, 16), {"strides": (1, 4)}),
         ("weights_farthest", (3, 256), (2, 9), (2, 32, 2, 16), {"strides": (1, 8)}),
+        # Horizontal taps share boxes, in each kind of tile.
+        ("weights_groups", (5, 40), (5, 5), (8, 16, 4, 16), {}),
+        ("weights_columns", (4, 16), (5, 5), (8, 32, 8, 32), {}),
+        ("weights_types", (5, 8), (3, 3), (32, 16, 4, 16), {}),
+        ("weights_channels", (4, 8), (5, 5), (8, 20, 4, 16), {}),
+        ("weights_dilated", (7, 16), (5, 5), (4, 16, 4, 16), {"dilations": 2}),
+        ("weights_volume", (3, 3, 12), (3, 3, 3), (8, 16, 4, 16), {}),
     ):
         more = {**_SAME, "devices": ("GPU",), **more}
         yield _case(name, image, kernel, capsules, use, **more)
