@@ -47,9 +47,8 @@ class Parser(argparse.ArgumentParser):
 
 def int_from(smallest, end=math.inf):
     """A type of integers of at least `smallest` and below `end`."""
-    return _type(
-        int, lambda value: smallest <= value < end, f"an integer >= {smallest}"
-    )
+    form = f">= {smallest}" if end == math.inf else f"from {smallest} to {end - 1}"
+    return _type(int, lambda value: smallest <= value < end, f"an integer {form}")
 
 
 def _type(convert, is_good, form):

@@ -37,20 +37,18 @@ class ShapeRule:
     """Binds the axes of operands to named sizes, as the C++ class of this name does.
 
     Portable definitions use it to check what the library's ops check: TensorFlow's own
-    ops would broadcast an operand that does not fit.
+    ops would broadcast an operand that does not fit. What is unknown while a graph is
+    built is left to `checked`.
 
     Args:
       op: The name that messages begin with.
-      at_run_time: Whether sizes that are unknown while a graph is built are checked
-        when it runs. Otherwise they are left to TensorFlow's ops.
 
     Attributes:
       sizes: What is known of the named sizes: ints and Nones.
     """
 
-    def __init__(self, op, at_run_time=False):
+    def __init__(self, op):
         self._op = op
-        self._at_run_time = at_run_time
         self._first = {}  # The first operand's size of each axis, or a scalar tensor.
         self._checks = []
         self.sizes = {}
@@ -83,8 +81,7 @@ class ShapeRule:
                 f"{operand} dim {index} ({axis}) must be {bound}, got "
                 f"{shape_text(shape)}",
             )
-        if self._at_run_time:
-            self._bind_unknown(operand, tensor, axes)
+        self._bind_unknown(operand, tensor, axes)
         return tensor
 
     def _bind_unknown(self, operand, tensor, axes):

@@ -242,7 +242,10 @@ def test_other_models_are_named(work, capsys):
         (["train", "--data", "nowhere"], "no data at 'nowhere'"),
         (["train", "--epochs", "0"], "--epochs: must be an integer >= 1, got '0'"),
         (["train", "--learning-rate", "nan"], "must be a number > 0, got 'nan'"),
-        (["train", "--seed", "-1"], "--seed: must be an integer >= 0, got '-1'"),
+        (
+            ["train", "--seed", "-1"],
+            "--seed: must be an integer from 0 to 2147483647, got '-1'",
+        ),
         (["train", "--preset", "huge"], "invalid choice: 'huge'"),
         (
             ["train", "--preset", "sabour"],

@@ -85,7 +85,7 @@ def _pair(inputs):
 
 def _split(input_shape):
     """Returns the shapes of the capsules and of the one-hot labels, None without."""
-    if input_shape and isinstance(input_shape[0], (list, tuple)):
+    if input_shape and isinstance(input_shape[0], (list, tuple, tf.TensorShape)):
         capsules, kept = _pair(input_shape)
         return tuple(capsules), tuple(kept)
     return tuple(input_shape), None

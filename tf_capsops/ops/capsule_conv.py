@@ -142,7 +142,8 @@ def plain_bias_relu(inputs, weights, bias, strides, padding, dilations):
     outputs = _plain(rule, inputs, weights, strides, padding, dilations, conv2d)
     depth = _DEPTH[: outputs.shape.rank - 6]
     axes = ("out_channels", *depth, "pose_rows", "pose_columns")
-    return tf.nn.relu(outputs + rule.bind("bias", bias, axes))
+    outputs, bias = rule.checked(outputs, rule.bind("bias", bias, axes))
+    return tf.nn.relu(outputs + bias)
 
 
 def bound(rule, inputs, weights, axes=IMAGE):

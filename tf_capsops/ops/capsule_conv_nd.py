@@ -275,7 +275,7 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
 def _bound(owner, inputs, weights, axes, window, transposed=False):
     """Checks the operands and the kernel, and returns them with known ranks."""
-    rule = ShapeRule(owner, at_run_time=True)
+    rule = ShapeRule(owner)
     inputs, weights = bound(rule, inputs, weights, axes)
     padding = "SAME" if transposed else window["padding"]
     require_kernel(rule, inputs, weights, axes, padding, window["dilations"])

@@ -71,7 +71,8 @@ def capsule_conv_routing(
     a time: in addition to inputs, outputs and gradients, the op uses 64 MiB of memory,
     or that of the votes of one row if they take more. It is differentiable once, in all
     four operands and through every iteration; a second derivative raises a
-    `LookupError` that names the op. Half types are computed in float32.
+    `LookupError` that names the op. In half types, sums and routing are computed in
+    float32, and the votes in between are rounded.
 
     Args:
       inputs: Capsules, `[batch, spatial..., types, in_dim]`, of type float32, float64,

@@ -19,7 +19,7 @@ from tf_capsops.ops.capsule_conv_nd import (
     windows_as_channels,
 )
 from tf_capsops.ops.capsule_moments_plain import STATISTICS, axes_of
-from tf_capsops.ops.conv2d import largest, windows_of_axis
+from tf_capsops.ops.conv2d import largest, windows_of_axes
 from tf_capsops.shapes import ShapeRule, dimensions
 
 _NO_SHARE = -1e30  # A logit so low that its share is zero.
@@ -107,7 +107,12 @@ def over_each_tap(owner, compute, operands, window, axis):
     if activations is not None:
         activations, _ = padded_depth(activations, taps, **along)
     if bias is None:
-        size = [batch, depth, *_sizes(image, dimensions(weights)[1:3], across), parents]
+        size = [
+            batch,
+            depth,
+            *windows_of_axes(image, dimensions(weights)[1:3], **across),
+            parents,
+        ]
         bias = tf.zeros(size, tf.float64 if poses.dtype == tf.float64 else tf.float32)
     found = {}
     phases = [tap * along["dilation"] % stride for tap in range(taps)]
@@ -157,13 +162,6 @@ def _activations(poses, activations, along):
     return activations
 
 
-def _sizes(image, kernel, window):
-    """Returns the number of windows along each axis."""
-    names = ("strides", "dilations")
-    axes = zip(image, kernel, *(window[name] for name in names), strict=True)
-    return [windows_of_axis(*each, window["padding"])[0] for each in axes]
-
-
 def _along_depth(window):
     """Returns a window's attributes along depth, and those down and across."""
     (stride, *strides), (dilation, *dilations) = window["strides"], window["dilations"]
@@ -198,7 +196,7 @@ def _as_images(each):
 
 def _bound(owner, operands, window, axes):
     """Checks that operands fit each other, and returns them with known ranks."""
-    rule, named = ShapeRule(owner, at_run_time=True), axes_of(axes)
+    rule, named = ShapeRule(owner), axes_of(axes)
     poses, activations, weights, *statistics = operands
     poses = rule.bind("poses", poses, named["poses"])
     if activations is not None:
@@ -206,7 +204,7 @@ def _bound(owner, operands, window, axes):
     weights = rule.bind("weights", weights, named["weights"])
     require_kernel(rule, poses, weights, axes, window["padding"], window["dilations"])
     image, kernel = dimensions(poses)[1 : 1 + len(axes)], dimensions(weights)
-    for axis, size in zip(axes, _sizes(image, kernel[: len(axes)], window)):
+    for axis, size in zip(axes, windows_of_axes(image, kernel[: len(axes)], **window)):
         rule.define(f"out_{axis}", size)
     bound = [
         None if each is None else rule.bind(name, each, named[name])

@@ -7,7 +7,12 @@ import math
 
 import tensorflow as tf
 
-from tf_capsops.ops.conv2d import IMAGE, patches, require_window, steps_of_axes
+from tf_capsops.ops.conv2d import (
+    IMAGE,
+    patches,
+    require_window,
+    windows_of_axes,
+)
 from tf_capsops.ops.squash import at_least_float32
 from tf_capsops.shapes import ShapeRule, dimensions
 
@@ -119,15 +124,15 @@ def _bound(op, operands, window):
     if activations is not None:
         activations = rule.bind("activations", activations, AXES["activations"])
     weights = rule.bind("weights", weights, AXES["weights"])
-    size, kernel = poses.shape[1:3].as_list(), weights.shape[:2].as_list()
+    kernel = weights.shape[:2].as_list()
     require_window(
         rule, "weights", weights, poses, window["padding"], window["dilations"]
     )
-    for name, known in zip(("height", "width"), kernel):
+    for name, known in zip(IMAGE, kernel):
         rule.require(known is not None, f"kernel_{name} must be known under portable()")
-    if None not in size:
-        axes = steps_of_axes(size, kernel, **window)
-        (rule.sizes["out_height"], _), (rule.sizes["out_width"], _) = axes
+    sizes = windows_of_axes(dimensions(poses)[1:3], kernel, **window)
+    for name, size in zip(IMAGE, sizes):
+        rule.define(f"out_{name}", size)
     statistics = [
         None if each is None else at_least_float32(rule.bind(name, each, AXES[name]))
         for name, each in zip(STATISTICS, statistics, strict=True)

@@ -54,8 +54,8 @@ def plain(inputs, weights):
     rule = ShapeRule("CapsulePrediction")
     inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
     axes = ("in_caps", "out_caps", "out_dim", "in_dim")
-    weights = rule.bind("weights", weights, axes)
-    return tf.einsum("bik,ijdk->bijd", inputs, weights)
+    operands = rule.checked(inputs, rule.bind("weights", weights, axes))
+    return tf.einsum("bik,ijdk->bijd", *operands)
 
 
 @tf.RegisterGradient("CapsulePrediction")

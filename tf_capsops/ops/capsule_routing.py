@@ -252,7 +252,8 @@ def _bound(inputs, weights, logits):
     inputs = rule.bind("input", inputs, ("batch", "in_caps", "in_dim"))
     axes = ("in_caps", "out_caps", "out_dim", "in_dim")
     weights = rule.bind("weights", weights, axes)
-    return inputs, weights, rule.bind("logits", logits, ("in_caps", "out_caps"))
+    logits = rule.bind("logits", logits, ("in_caps", "out_caps"))
+    return rule.checked(inputs, weights, logits)
 
 
 def _sum_type(inputs):

@@ -16,7 +16,8 @@ def conv2d(images, filters, strides, padding, dilations):
     """Convolves by `tf.nn.conv2d`, or by a matrix product if TensorFlow has no kernel.
 
     TensorFlow rejects filters without elements. On a CPU it also lacks the gradients of
-    dilated convolutions, except for those that oneDNN computes.
+    dilated convolutions, except for those that oneDNN computes. With one channel and
+    unequal strides, oneDNN may return any numbers (seen with TensorFlow 2.21).
 
     Args:
       images: `[batch, height, width, channels]`.
@@ -25,13 +26,13 @@ def conv2d(images, filters, strides, padding, dilations):
     """
     kernel = dimensions(filters)[:2]
     batch, *size, _ = dimensions(images)
-    axes = zip(size, kernel, strides, dilations, strict=True)
-    size = [windows_of_axis(*axis, padding)[0] for axis in axes]
+    size = windows_of_axes(size, kernel, strides, padding, dilations)
     shape = [batch, *size, dimensions(filters)[3]]
     if _has_no_elements(images, filters):
         return _nothing(images, filters, shape)
     is_known = not any(map(tf.is_tensor, kernel))
-    if dilations != (1, 1) and is_known:
+    is_wrong = images.shape[3] == 1 and strides[0] != strides[1]
+    if is_known and (dilations != (1, 1) or is_wrong):
         return product_of_patches(images, filters, strides, padding, dilations)
     if is_known:
         images, padding = padded_for_tflite(images, kernel, strides, padding)
@@ -167,6 +168,12 @@ def steps_of_axes(image, kernel, strides, padding, dilations):
     ]
 
 
+def windows_of_axes(image, kernel, strides, padding, dilations):
+    """Returns the number of windows along each axis."""
+    axes = zip(image, kernel, strides, dilations, strict=True)
+    return [windows_of_axis(*axis, padding)[0] for axis in axes]
+
+
 def windows_of_axis(size, kernel, stride, dilation, padding):
     """Returns the number of windows along an axis, and the pixels that "SAME" adds.
 
@@ -192,6 +199,9 @@ def _steps(size, kernel, stride, dilation, padding):
 
 def span_of(first, count, stride):
     """Returns a slice of `count` pixels; if there are none, `first` may be negative."""
+    if not tf.is_tensor(count) and count == 0:
+        # XLA's gradient of a slice that ends before it begins has a wrong shape.
+        return slice(0, 0)
     begin = largest(first, 0)
     return slice(begin, largest(begin + (count - 1) * stride + 1, 0), stride)
 
@@ -227,7 +237,10 @@ def require_window(rule, operand, weights, inputs, padding, dilations, axes=IMAG
         must = f"{operand} dim {axis} (kernel_{name}) must be"
         got = f"got {shape_text(weights.shape)}"
         is_known = not (tf.is_tensor(kernel) or tf.is_tensor(size))
-        rule.require(tf.is_tensor(kernel) or kernel, f"{must} at least 1, {got}")
+        if tf.is_tensor(kernel):
+            rule.require_at_run_time(kernel >= 1, f"{must} at least 1, got", kernel)
+        else:
+            rule.require(kernel, f"{must} at least 1, {got}")
         if padding == "VALID" and is_known and size:
             most = (size - 1) // dilation + 1
             rule.require(

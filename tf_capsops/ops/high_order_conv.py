@@ -168,8 +168,8 @@ def _bound(inputs, filters, kernel_size, groups, data_format):
         f"{got}",
     )
     depth = "groups * kernel_height * kernel_width"
-    rule.sizes[depth] = groups * math.prod(kernel_size)
-    return inputs, rule.bind("filters", filters, axes(depth))
+    rule.define(depth, groups * math.prod(kernel_size))
+    return rule.checked(inputs, rule.bind("filters", filters, axes(depth)))
 
 
 def _attributes(op):
