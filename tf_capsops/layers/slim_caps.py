@@ -238,8 +238,8 @@ class SlimCaps2D(SlimCaps):
     capsule_dim]` without `share_weights`; `bias` `[filters, capsule_dim]`; with
     `routing_bits` also `routing_ranges` `[routing_iterations, 4, 2]`.
 
-    A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. Half precision:
-    everything is computed in float32 and the output rounded once.
+    A Keras mask, `[B, H, W]` or `[B, H, W, I]`, leaves children out. In half precision,
+    sums and routing are computed in float32, and the votes in between are rounded.
 
     Args:
       filters: the number of parent types.
