@@ -111,7 +111,7 @@ def run(args):
         )
     if dataset.standardized:
         raise CommandError(
-            f"an attack keeps images in 0 to 1, and {dataset.name} has others"
+            f"an attack keeps images in 0 to 1, which those of {dataset.name} exceed"
         )
     if args.detect and not networks.redraws(model):
         raise CommandError(

@@ -177,7 +177,8 @@ def _distortion(given, preset, dataset):
     clipping = [option for option in changing if option in ("brightness", "contrast")]
     if clipping and dataset is not None and dataset.standardized:
         raise CommandError(
-            f"--{clipping[0]} keeps images in 0 to 1, and {dataset.name} has others"
+            f"--{clipping[0]} keeps images in 0 to 1, which those of {dataset.name} "
+            "exceed"
         )
     distortion = preset.distortion
     if given["distortion"]:

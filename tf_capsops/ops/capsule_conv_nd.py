@@ -17,6 +17,8 @@ from tf_capsops.ops.capsule_conv import bound, capsule_conv2d, folded, of_matric
 from tf_capsops.ops.conv2d import (
     IMAGE,
     conv_transpose,
+    has_no_elements,
+    nothing,
     require_window,
     span_of,
     transposed_sizes,
@@ -190,9 +192,8 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
     poses = [*dimensions(inputs)[4:-1], dimensions(weights)[-1]]
     shape = [batch, *image, out_channels, *poses]
     with tf.name_scope(name or owner):
-        if 0 in (*inputs.shape.as_list(), *weights.shape.as_list()):
-            nothing = 0 * (tf.reduce_sum(inputs) + tf.reduce_sum(weights))
-            return tf.broadcast_to(nothing, shape)
+        if has_no_elements(inputs, weights):
+            return nothing(inputs, weights, shape)
         if _portable.is_on():
             return _portable.widened(_plain_transpose)(inputs, weights, **moved)
         # With these weights, a capsule convolution maps our output to our input.

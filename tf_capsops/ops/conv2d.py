@@ -28,11 +28,11 @@ def conv2d(images, filters, strides, padding, dilations):
     batch, *size, _ = dimensions(images)
     size = windows_of_axes(size, kernel, strides, padding, dilations)
     shape = [batch, *size, dimensions(filters)[3]]
-    if _has_no_elements(images, filters):
-        return _nothing(images, filters, shape)
+    if has_no_elements(images, filters):
+        return nothing(images, filters, shape)
     is_known = not any(map(tf.is_tensor, kernel))
-    is_wrong = images.shape[3] == 1 and strides[0] != strides[1]
-    if is_known and (dilations != (1, 1) or is_wrong):
+    onednn_fails = images.shape[3] == 1 and strides[0] != strides[1]
+    if is_known and (dilations != (1, 1) or onednn_fails):
         return product_of_patches(images, filters, strides, padding, dilations)
     if is_known:
         images, padding = padded_for_tflite(images, kernel, strides, padding)
@@ -43,14 +43,15 @@ def conv2d(images, filters, strides, padding, dilations):
     return tf.reshape(outputs, shape)
 
 
-def _has_no_elements(images, filters):
+def has_no_elements(images, filters):
+    """Whether images or filters are known to have no elements."""
     return 0 in (*images.shape.as_list(), *filters.shape.as_list())
 
 
-def _nothing(images, filters, shape):
+def nothing(images, filters, shape):
     """Returns zeros of which images or filters without elements get a gradient."""
-    nothing = 0 * (tf.reduce_sum(images) + tf.reduce_sum(filters))
-    return tf.broadcast_to(nothing, shape)
+    zero = 0 * (tf.reduce_sum(images) + tf.reduce_sum(filters))
+    return tf.broadcast_to(zero, shape)
 
 
 def padded_for_tflite(images, kernel, strides, padding, dilations=(1, 1)):
@@ -106,8 +107,8 @@ def conv_transpose(images, filters, strides, padding):
     *kernel, _, out_channels = dimensions(filters)
     size = transposed_sizes(image, kernel, strides, padding)
     shape = [batch, *size, out_channels]
-    if _has_no_elements(images, filters):
-        return _nothing(images, filters, shape)
+    if has_no_elements(images, filters):
+        return nothing(images, filters, shape)
     filters = tf.transpose(filters, (*range(axes), axes + 1, axes))
     transposed = {2: tf.nn.conv2d_transpose, 3: tf.nn.conv3d_transpose}[axes]
     return transposed(images, filters, shape, strides, padding)

@@ -86,7 +86,7 @@ void WeightSums::ShareBoxes(int processors) {
   constexpr double kLoad = 4, kLines = 32;
   const double lines = halved ? 64 : 128;
   const auto all = [&](double clocks, int used) { return clocks * processors / used; };
-  // Less of a gain by count is none (docs/notebook/slim_capsules.md).
+  // A smaller gain by count was none when measured (notebook/slim_capsules.md).
   constexpr double kMost = 0.75;
   double least =
       kMost * all(kLoad * (boxes * box + lines * row_tiles), blocks() / column_tiles);
