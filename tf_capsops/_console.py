@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Imports TensorFlow quietly if the process is a command of ours.
+"""Imports TensorFlow quietly if the process is a command, and shortens warnings.
 
 It leaves out log lines: nobody who runs `tf-capsops` can do anything about oneDNN's
 rounding, a missing driver or a function that is traced again. If the environment sets
@@ -16,6 +16,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import warnings
 
 from tf_capsops import _break
 
@@ -68,9 +69,17 @@ def _import_quietly(level=_FATAL):
         getattr(ctypes.CDLL(str(library)), _SET_MIN_LOG_LEVEL)(level)
 
 
+def _format_warning(message, *_):
+    """Returns a warning as commands print theirs, without the line of its source."""
+    return f"warning: {' '.join(str(message).split())}\n"
+
+
 if _break.IS_COMMAND:
+    warnings.formatwarning = _format_warning
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(_FATAL))
     if level not in ("0", "1"):
         _import_quietly(2 if level == "2" else _FATAL)
-        # TensorFlow's warnings of functions that are traced again.
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+        # TensorFlow's warnings of functions that are traced again, and Keras' of what
+        # an .h5 file lacks for training.
+        for name in ("tensorflow", "absl"):
+            logging.getLogger(name).setLevel(logging.ERROR)

@@ -8,6 +8,7 @@ import os
 import runpy
 import subprocess
 import sys
+import warnings
 
 import fresh
 import keras
@@ -52,6 +53,28 @@ def test_module_prints_no_log_lines(data, model, tmp_path):
     assert (tmp_path / "run" / "result.json").is_file()
 
 
+@pytest.mark.parametrize("is_command", [True, False])
+def test_warnings_of_commands_are_one_line(is_command, monkeypatch):
+    monkeypatch.setattr(_break, "IS_COMMAND", is_command)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "1")
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    runpy.run_path(_console.__file__)
+    said = warnings.formatwarning("one\n  two", UserWarning, "file.py", 3)
+    assert (said == "warning: one two\n") == is_command
+    assert ("file.py" in said) == (not is_command)
+
+
+@pytest.mark.ci
+def test_a_command_prints_warnings_in_one_line(tmp_path):
+    images, labels = np.full([4, 8, 8], -1.0), np.arange(4) % 2
+    names = ("x_train", "y_train", "x_test", "y_test")
+    np.savez(tmp_path / "few.npz", **dict(zip(names, 2 * [images, labels])))
+    command = ["train", "--data", tmp_path / "few.npz", "--epochs", "1"]
+    errors = _errors("-m", "tf_capsops", *command, "--output", tmp_path / "run")
+    assert errors.startswith("warning: CapsNet: the decoder draws values from 0 to 1,")
+    assert errors.count("\n") == 1 and ".py" not in errors
+
+
 @pytest.mark.parametrize(
     "is_command, level, quiet",
     [
@@ -70,15 +93,18 @@ def test_log_lines_that_are_asked_for_are_printed(
     if level is None:
         monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     monkeypatch.setattr(_break, "IS_COMMAND", is_command)
-    changed, logger = [], logging.getLogger("tensorflow")
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    changed, loggers = [], [*map(logging.getLogger, ("tensorflow", "absl"))]
     monkeypatch.setattr(ctypes, "CDLL", changed.append)
-    before = logger.level
+    before = [logger.level for logger in loggers]
     try:
         runpy.run_path(_console.__file__)
         assert bool(changed) == quiet
-        assert (logger.level == logging.ERROR) == quiet
+        for logger in loggers:
+            assert (logger.level == logging.ERROR) == quiet
     finally:
-        logger.setLevel(before)
+        for logger, level in zip(loggers, before):
+            logger.setLevel(level)
 
 
 @pytest.mark.slow
