@@ -138,3 +138,4 @@ def make_parser():
 
 if __name__ == "__main__":
     sys.exit(main())
+        command.register("type", None, options.not_empty)

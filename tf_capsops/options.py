@@ -9,6 +9,7 @@ that help and mistakes do not wait for it: nothing here may import it.
 import argparse
 import contextlib
 import math
+import pathlib
 import re
 
 from tf_capsops.errors import CommandError, suggestion
@@ -46,9 +47,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def int_from(smallest, end=math.inf):
-    """A type of integers of at least `smallest` and below `end`."""
+    """A type of integers of at least `smallest` and below `end`, and of 32 bits."""
     form = f">= {smallest}" if end == math.inf else f"from {smallest} to {end - 1}"
-    return _type(int, lambda value: smallest <= value < end, f"an integer {form}")
+    return _type(_int32, lambda value: smallest <= value < end, f"an integer {form}")
+
+
+def _int32(text):
+    value = int(text)
+    if value >= 2**31:  # TensorFlow's own errors about larger ones name no option
+        raise argparse.ArgumentTypeError(f"must be at most {2**31 - 1}, got {text!r}")
+    return value
 
 
 def _type(convert, is_good, form):
@@ -60,6 +68,18 @@ def _type(convert, is_good, form):
         raise argparse.ArgumentTypeError(f"must be {form}, got {text!r}")
 
     return parse
+
+
+def not_empty(text):
+    """The type of every argument that names no other: texts, most of them paths."""
+    if not text:  # as from an unset variable of a shell
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
+def path(text):
+    """The type of paths, as a `pathlib.Path`."""
+    return pathlib.Path(not_empty(text))
 
 
 positive_int = int_from(1)

@@ -90,6 +90,40 @@ def test_misspelled_options_are_followed_by_the_right_one(name, capsys):
 
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_misspelled_commands_are_followed_by_the_right_one(name, capsys):
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_no_option_takes_an_empty_text(name, capsys):
+    """It would mean the working directory, or that the option is not given."""
+    required = ["run", "picture.png"] if name == "predict" else []
+    for action in _COMMANDS[name]._actions:
+        if action.option_strings and action.nargs != 0:
+            counted = range(action.nargs if isinstance(action.nargs, int) else 1)
+            given = [action.option_strings[-1], *("" for _ in counted)]
+            assert main([name, *required, *given]) == 2
+            said = capsys.readouterr().err
+            assert f"error: argument {'/'.join(action.option_strings)}: " in said
+
+
+@pytest.mark.parametrize(
+    "given, argument",
+    [
+        (["evaluate", ""], "RUN_OR_MODEL"),
+        (["predict", "run", ""], "FILE|FOLDER"),
+        (["report", ""], "RECIPE"),
+        (["train", "--output", ""], "--output"),
+        (["bench", "--output", ""], "--output"),
+    ],
+)
+def test_empty_arguments(given, argument, capsys):
+    assert main(given) == 2
+    assert f"argument {argument}: must not be empty\n" in capsys.readouterr().err
+
+
+def test_integers_of_more_than_32_bits(capsys):
+    assert main(["evaluate", "--batch-size", "9" * 20]) == 2
+    said = "argument --batch-size: must be at most 2147483647, got '999"
+    assert said in capsys.readouterr().err
+
+
     assert main([f"{name}e"]) == 2
     said, lists = capsys.readouterr().err.splitlines()
     assert said.endswith(f"; did you mean {name}?")

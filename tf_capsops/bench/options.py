@@ -60,7 +60,7 @@ def add_shared(parser: argparse.ArgumentParser, output: str, files: str) -> None
     )
     parser.add_argument(
         "--output",
-        type=pathlib.Path,
+        type=options.path,
         default=pathlib.Path(output),
         metavar="DIRECTORY",
         help=f"where {files} go (default: %(default)s)",
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        type=pathlib.Path,
+        type=options.path,
         metavar="BENCH_JSON",
         help="compare with an earlier bench.json, and mark what has become slower",
     )
