@@ -361,7 +361,8 @@ def test_a_seed_selects_deterministic_kernels(
         (["--routing-bits", "1"], "argument --routing-bits: invalid choice: 1"),
         (["--activation-bits", "x"], "argument --activation-bits: invalid int value"),
         (["--steps", "0.5", "0.9"], "--steps must end with 1, got 0.9"),
-        (["--steps", "0.5", "0.2", "1"], "steps must be fractions that rise"),
+        (["--steps", "0.5", "0.2", "1"], "error: --steps must be fractions that rise"),
+        (["--steps", "2", "1"], "--steps must be fractions that rise, got 2 1\n"),
         (["--epochs-per-step", "0"], "must be an integer >= 1, got '0'"),
     ],
 )

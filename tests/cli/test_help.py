@@ -41,6 +41,7 @@ _ANSWERS = [
     (["predict", "model.keras", "none.png"], 2, "there is no file none.png"),
     (["reconstruct", "nowhere"], 2, "no model at nowhere"),
     (["quantize", "--steps", "0.5"], 2, "--steps must end with 1, got 0.5"),
+    (["quantize", "--steps", "1", "1"], 2, "fractions that rise, got 1 1"),
     (["report", "nope"], 2, "RECIPE must be one of"),
     (["report", "--runs", "no", "--read-only"], 2, "--runs: there is no no, and"),
     (["bench", "--threads", "1", "2", "--against", "x"], 2, "one number of --threads"),

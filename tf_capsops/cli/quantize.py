@@ -73,6 +73,9 @@ def check(args):
     """Checks what can be checked without TensorFlow; raises a CommandError."""
     if args.steps and args.steps[-1] != 1:
         raise CommandError(f"--steps must end with 1, got {args.steps[-1]:g}")
+    if args.steps and args.steps != sorted(set(args.steps)):
+        given = " ".join(f"{each:g}" for each in args.steps)
+        raise CommandError(f"--steps must be fractions that rise, got {given}")
     runs.find(args.model)
 
 
