@@ -5,11 +5,15 @@
 import contextlib
 import difflib
 import importlib.util
+import re
 import shlex
 
 # Exit statuses, as shells have them: after Ctrl-C, and when the output has no reader.
 INTERRUPTED = 130
 CLOSED = 141
+
+# What TensorFlow adds to the text of an op's error in an eager call.
+_NAMES_OF_OPS = re.compile(r"\{\{function_node \S+\}\} | \[Op:\w+\] name:.*")
 
 # The optional packages, by the names that they are imported by.
 _PACKAGES = {
@@ -36,7 +40,8 @@ def reported(*errors):
         text = str(error)
         if isinstance(error, OSError) and error.filename:
             text = f"{error.filename}: {error.strerror}"
-        raise CommandError(" ".join(text.split())) from error
+        text = _NAMES_OF_OPS.sub("", " ".join(text.split()))
+        raise CommandError(text) from error
 
 
 def quoted(path):

@@ -71,7 +71,7 @@ def test_mistakes(arguments, text, capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("CapsulePrediction --shape 2x6x8 5x4x5x8", "in_caps"),
+        ("CapsulePrediction --shape 2x6x8 5x4x5x8", "error: CapsulePrediction: weig"),
         ("CapsuleRouting --shape 2x6x8 6x4x5x8 --argument rounds=2", "rounds"),
         ("HighOrderConv --shape 1x5x5x2 1x5x5x9", "kernel_size"),
     ],
