@@ -59,7 +59,8 @@ def main(argv=None):
 
       * 0 if all went well;
       * 1 if `info` finds no usable library, or `report` or `bench` did not do all;
-      * 2 if an argument or a file is at fault, or the disk is full; one line says so;
+      * 2 if an argument or a file is at fault, or the disk or the memory is full; one
+        line says so;
       * 130 after Ctrl-C;
       * 141 if nobody reads the output any more.
     """
@@ -111,6 +112,18 @@ def _run(argv):
     except CommandError as error:
         print(f"tf-capsops {argv[0]}: error: {error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        said = "out of memory: smaller images or smaller batches need less"
+        print(f"tf-capsops {argv[0]}: error: {said}", file=sys.stderr)
+        return 2
+
+
+def _is_out_of_memory(error):
+    """Whether Python, TensorFlow or XLA found no memory for an array."""
+    allocating = "OOM when allocating", "ut of memory"
+    return isinstance(error, MemoryError) or any(map(str(error).count, allocating))
 
 
 def _module(args):
@@ -132,10 +145,10 @@ def make_parser():
     for name, module in _COMMANDS.items():
         summary = module.__doc__.splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
+        command.register("type", None, options.not_empty)
         module.add_arguments(command)
     return parser
 
 
 if __name__ == "__main__":
     sys.exit(main())
-        command.register("type", None, options.not_empty)

@@ -8,8 +8,10 @@ import sys
 
 import keras
 import pytest
+import tensorflow as tf
 
 from tf_capsops.__main__ import main
+from tf_capsops.cli import networks
 
 
 @pytest.fixture
@@ -165,3 +167,32 @@ def test_bench_names_a_directory_that_it_cannot_make(work, capsys):
     (work / "notes.txt").write_text("no directory")
     arguments = ["bench", "--output", "notes.txt/bench"]
     _assert_refused(arguments, "notes.txt/bench", capsys)
+
+
+_Exhausted = tf.errors.ResourceExhaustedError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        _Exhausted(None, None, "OOM when allocating tensor with shape[9,9]"),
+        _Exhausted(None, None, "Out of memory while trying to allocate 99 bytes."),
+    ],
+)
+def test_out_of_memory(run, monkeypatch, capsys, error):
+    def load(path):
+        raise error
+
+    monkeypatch.setattr(networks, "load", load)
+    text = "out of memory: smaller images or smaller batches need less"
+    _assert_refused(["evaluate", "run", "--data", "digits"], text, capsys)
+
+
+def test_other_errors_of_exhausted_resources(run, monkeypatch):
+    def load(path):
+        raise _Exhausted(None, None, "too many files are open")
+
+    monkeypatch.setattr(networks, "load", load)
+    with pytest.raises(_Exhausted, match="too many files"):
+        main(["evaluate", "run", "--data", "digits"])
