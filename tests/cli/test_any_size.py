@@ -10,7 +10,7 @@ import pytest
 
 from tf_capsops import layers, models
 from tf_capsops.__main__ import main
-from tf_capsops.cli import figures
+from tf_capsops.cli import figures, image_sizes
 from tf_capsops.routing import Dynamic
 
 pytestmark = pytest.mark.usefixtures("eagerly")
@@ -130,10 +130,32 @@ def test_quantize_keeps_the_size_open(work, capsys):
     "data, text",
     [
         ("rgb", "images of shape (None, None, 1), but those of images-rgb have (6, 6"),
-        ("3", "not those of images-3, which have (3, 3, 1): they may be too small"),
+        (
+            "3",
+            "the model takes no images as small as those of images-3 (3x3); each side "
+            "must have at least 4 pixels\n",
+        ),
     ],
 )
 def test_images_that_do_not_fit_are_named(work, capsys, data, text):
     assert main(["evaluate", "any-network.keras", "--data", f"images-{data}.npz"]) == 2
     said = capsys.readouterr().err
     assert text in said and said.count("\n") == 1
+
+
+def test_predict_says_which_pictures_are_too_small(work, capsys):
+    for size in (3, 6):
+        keras.utils.save_img(f"{size}.png", np.ones([size, size, 1]))
+    assert main(["predict", "any-network.keras", "3.png", "6.png"]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("6.png: ")
+    assert said.err == (
+        "tf-capsops predict: error: the model takes no images as small as 3.png (3x3); "
+        "each side must have at least 4 pixels\n"
+    )
+
+
+def test_images_that_are_too_large():
+    model = keras.Sequential([keras.Input([None, None, 1]), keras.layers.Reshape([9])])
+    said = image_sizes.refusal(model, "mine", (4, 4, 1))
+    assert said == "the model takes no images of shape (4, 4, 1), as mine"

@@ -249,7 +249,8 @@ def test_other_models_are_named(work, capsys):
         (["train", "--preset", "huge"], "invalid choice: 'huge'"),
         (
             ["train", "--preset", "sabour"],
-            "input_shape must be at least kernel_size (9, 9), got (8, 8, 1)",
+            "sabour capsnet takes no images as small as those of digits (8x8); each "
+            "side must have at least 17 pixels\n",
         ),
         (
             ["train", "--model", "p_capsnet", "--preset", "sabour"],

@@ -131,9 +131,14 @@ def test_train_and_quantize_say_where_they_write(work, undrawn, capsys):
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("model", ["capsnet", "p_capsnet"])
-def test_pictures_that_are_too_small_name_the_option(work, model, capsys):
+@pytest.mark.parametrize(
+    "model, least", [("capsnet", 5), ("efficient_capsnet", 7), ("p_capsnet", 7)]
+)
+def test_pictures_that_are_too_small_name_the_option(work, model, least, capsys):
     options = ["--data", "pets", "--image-size", "2", "--model", model]
     assert main(["train", *options]) == 2
-    said = "give a larger --image-size if the images are too small\n"
-    assert capsys.readouterr().err.endswith(said)
+    said = (
+        f"small {model} takes no images as small as those of pets (2x2); each side "
+        f"must have at least {least} pixels: give a larger --image-size\n"
+    )
+    assert capsys.readouterr().err == f"tf-capsops train: error: {said}"

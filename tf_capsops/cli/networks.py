@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_capsops import _library, data, losses, metrics, models, routing
 from tf_capsops._version import __version__
-from tf_capsops.cli import runs
+from tf_capsops.cli import image_sizes, runs
 from tf_capsops.data import pairs, sources
 from tf_capsops.errors import CommandError, reported, require
 from tf_capsops.models.autoencoder import Autoencoder
@@ -320,7 +320,7 @@ def open_model(
         wanted = _READS_MASKS if segments(model) else _READS_CLASSES
         raise CommandError(wanted.format(dataset.name))
     _warn_of_names(dataset, directory)
-    require_takes(model, shape, dataset)
+    image_sizes.require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(
             f"the model knows {classes} classes, but {dataset.name} has "
@@ -373,21 +373,3 @@ def _options(directory, source, shape, classes):
     if config.get("classes"):
         options["class_names"] = runs.class_names(directory, classes)
     return options
-
-
-def require_takes(model, shape, dataset):
-    """Raises a CommandError unless a model takes the images of a data set."""
-    wanted = tuple(dataset.image_shape)
-    if not all(size in (None, given) for size, given in zip(shape, wanted)):
-        raise CommandError(
-            f"the model takes images of shape {shape}, but those of {dataset.name} "
-            f"have {wanted}"
-        )
-    if None in shape:
-        try:
-            model.compute_output_spec(keras.KerasTensor((None, *wanted)))
-        except ValueError as error:
-            raise CommandError(
-                f"the model takes images of shape {shape}, but not those of "
-                f"{dataset.name}, which have {wanted}: they may be too small for it"
-            ) from error

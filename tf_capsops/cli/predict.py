@@ -74,7 +74,7 @@ def check(args):
 
 def run(args):
     """Reads pictures and prints. Returns the exit status, 2 if one is at fault."""
-    from tf_capsops.cli import networks, predict_masks
+    from tf_capsops.cli import image_sizes, networks, predict_masks
     from tf_capsops.data import pairs
 
     path = runs.find(args.model)
@@ -99,18 +99,23 @@ def run(args):
         output = pathlib.Path(args.output or path.parent / "masks")
         files = [file for _, found in listed for file in found]
         masks = predict_masks.Masks(model, kind, names, files, output, args)
+        masks = None
         shape, answers_of = masks.image_shape, masks.write
     else:
         given = [name for name in ("output", "tile", "overlays") if getattr(args, name)]
         if given:
             raise CommandError(f"{path} writes no masks: no --{given[0]}")
+    def check(file, image):
+        if not masks and None in shape and not image_sizes.takes(model, image.shape):
+            raise ValueError(image_sizes.refusal(model, file, image.shape))
+
         count = min(args.top or getattr(model, "objects", 1), classes)
 
         def answers_of(files, images):
             return _classes(model, files, images, names, count)
 
     answers, failed = [], False
-    for files, images, faults in _batches(listed, kind, shape):
+    for files, images, faults in _batches(listed, kind, shape, check):
         for fault in faults:
             failed = True
             print(f"tf-capsops predict: error: {fault}", file=sys.stderr, flush=True)
@@ -124,9 +129,11 @@ def run(args):
     return 2 if failed else 0
 
 
-def _batches(listed, kind, shape):
+def _batches(listed, kind, shape, check):
     """Reads pictures or volumes, a batch at a time.
 
+      check: a function that raises a ValueError for a file and an image that the
+        network does not take.
     Args:
       listed: the paths of files and folders, each with the list of files that it names.
       kind: a `data.pairs.Kind`.
@@ -147,9 +154,11 @@ def _batches(listed, kind, shape):
         for file in found:
             try:
                 if len(shape) == 3:
-                    images.append(data.read_pictures([file], shape)[0])
+                    image = data.read_pictures([file], shape)[0]
                 else:
-                    images.append(_volume(file, shape, kind))
+                    image = _volume(file, shape, kind)
+                check(file, image)
+                images.append(image)
                 files.append(str(file))
             except ValueError as error:
                 faults.append(str(error))

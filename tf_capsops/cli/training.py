@@ -6,6 +6,7 @@
 `_save` writes the results.
 """
 
+import contextlib
 import math
 
 import keras
@@ -17,6 +18,7 @@ from tf_capsops.cli import (
     distribution,
     figures,
     gone,
+    image_sizes,
     networks,
     pipeline,
     plots,
@@ -111,16 +113,27 @@ def _made(trained, dataset):
     Raises:
       ValueError: if the images do not suit it; the message names an option that helps.
     """
+
+    def takes(image_shape):
+        with contextlib.suppress(ValueError):
+            return networks.make(trained, image_shape, dataset.num_classes)
+
     try:
         return networks.make(trained, dataset.image_shape, dataset.num_classes)
     except ValueError as error:
-        if not (isinstance(dataset, data.Pictures) or sources.has_size(dataset.name)):
-            raise
+        network, shape = f"{trained['preset']} {trained['model']}", dataset.image_shape
         multiple = presets.MULTIPLES.get(trained["model"])
-        remedy = "a larger --image-size if the images are too small"
-        if multiple and any(size % multiple for size in dataset.image_shape[:-1]):
-            remedy = f"--image-size, multiples of {multiple}"
-        raise ValueError(f"{error}: give {remedy}") from error
+        if multiple and any(size % multiple for size in shape[:-1]):
+            text, remedy = error, f"--image-size, multiples of {multiple}"
+        else:
+            images, remedy = f"those of {dataset.name}", "a larger --image-size"
+            text = image_sizes.too_small(network, images, shape, takes)
+        has_option = isinstance(dataset, data.Pictures) or sources.has_size(
+            dataset.name
+        )
+        if text and has_option:
+            text = f"{text}: give {remedy}"
+        raise ValueError(text or error) from error
 
 
 def _steps(config, dataset):
