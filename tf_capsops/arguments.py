@@ -229,6 +229,21 @@ def known_shape(owner, shape, axes, may_be_unknown=("the batch size",)):
         )
 
 
+_ROUNDING = 1e-3  # Values so little outside of the range from 0 to 1 may be in it.
+
+
+def outside_of_unit(images):
+    """Returns the lowest and the highest value of images, or None if in 0 to 1.
+
+    >>> from tf_capsops.arguments import outside_of_unit
+    >>> outside_of_unit(np.array([-1.5, 0.5])), outside_of_unit(np.array([0.0, 1.0]))
+    ((-1.5, 0.5), None)
+    """
+    lowest, highest = float(np.min(images)), float(np.max(images))
+    is_outside = lowest < -_ROUNDING or highest > 1 + _ROUNDING
+    return (lowest, highest) if is_outside else None
+
+
 LARGEST = 10  # Standardized images have no larger numbers, but unscaled pixels do.
 
 

@@ -3,6 +3,7 @@
 """How `train` executes: precision, XLA, and several steps at a time."""
 
 import json
+import os
 import pathlib
 import warnings
 
@@ -29,6 +30,15 @@ def images(tmp_path, monkeypatch):
 def _result(name="noise"):
     run = pathlib.Path("runs", name)
     return [json.loads((run / f"{n}.json").read_text()) for n in ("config", "history")]
+
+
+def _standardize(file, other, factor=4, less=2):
+    """Writes the images of one file, of other values, to another."""
+    with np.load(file) as arrays:
+        changed = {
+            name: factor * x - less if x.ndim == 4 else x for name, x in arrays.items()
+        }
+    np.savez(other, **changed)
 
 
 @pytest.mark.ci
@@ -59,16 +69,19 @@ def test_mixed_precision(images, undrawn, model, dtype, capsys):
 
 @pytest.mark.parametrize("model", ["capsnet", "p_capsnet"])
 def test_standardized_images(images, undrawn, model, capsys):
-    with np.load("noise.npz") as file:
-        arrays = {name: 4 * x - 2 if x.ndim == 4 else x for name, x in file.items()}
-    np.savez("noise.npz", **arrays)
+    os.rename("noise.npz", "unit.npz")
+    _standardize("unit.npz", "noise.npz")
     with warnings.catch_warnings(record=True) as caught, quick.eager():
         warnings.simplefilter("always")
         assert main([*images, "--model", model]) == 0
         assert main(["evaluate"]) == 0
     drawn = [each for each in caught if "draws values from 0 to 1" in str(each.message)]
     assert bool(drawn) == (model == "capsnet")
-    capsys.readouterr()
+    assert "warning" not in capsys.readouterr().err
+    with quick.eager():
+        assert main(["evaluate", "--data", "unit.npz"]) == 0
+    said = "was trained on standardized images, and unit has images from 0 to 1\n"
+    assert capsys.readouterr().err == f"warning: runs/noise/model.keras {said}"
     for arguments in (["attack", "runs/noise"], [*images, "--contrast", "0.2"]):
         assert main(arguments) == 2
         text = "keeps images in 0 to 1, which those of noise exceed"
@@ -76,6 +89,23 @@ def test_standardized_images(images, undrawn, model, capsys):
     keras.utils.save_img("picture.png", np.ones([8, 8, 1]))
     assert main(["predict", "runs/noise", "picture.png"]) == 0
     assert "was trained on standardized images, and" in capsys.readouterr().err
+
+
+def test_a_network_of_images_from_0_to_1_is_evaluated_on_others(
+    images, undrawn, capsys
+):
+    with quick.eager():
+        assert main([*images, "--model", "convnet"]) == 0
+        _standardize("noise.npz", "other.npz")
+        assert main(["evaluate", "--data", "other.npz"]) == 0
+        said = "was trained on images from 0 to 1, and other has standardized images\n"
+        assert capsys.readouterr().err == f"warning: runs/noise/model.keras {said}"
+        # Rounding is no reason to warn, nor is a network of unknown training.
+        _standardize("noise.npz", "rounded.npz", 1.0005, 0)
+        assert main(["evaluate", "--data", "rounded.npz"]) == 0
+        os.rename("runs/noise/model.keras", "model.keras")
+        assert main(["evaluate", "model.keras", "--data", "other.npz"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

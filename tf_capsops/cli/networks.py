@@ -320,6 +320,7 @@ def open_model(
         wanted = _READS_MASKS if segments(model) else _READS_CLASSES
         raise CommandError(wanted.format(dataset.name))
     _warn_of_names(dataset, directory)
+    warn_of_range(path, f"{dataset.name} has", dataset.standardized)
     image_sizes.require_takes(model, shape, dataset)
     if dataset.num_classes > classes:
         raise CommandError(
@@ -350,6 +351,25 @@ def _warn_of_names(dataset, directory):
         print(
             f"warning: {directory} does not say what its classes are called, and "
             f"takes {names[0]} for class 0, {names[1]} for class 1, and so on",
+            file=sys.stderr,
+        )
+
+
+def warn_of_range(path, given, standardized):
+    """Warns if only the images that a network was trained on are standardized, or not.
+
+    Args:
+      path: the network's file; the run that it belongs to says how it was trained.
+      given: the beginning of a clause about the images that it is used on.
+      standardized: whether these are standardized.
+    """
+    config = runs.read_config(path.parent)
+    trained = bool(config.get("standardized"))
+    if config.get("data") and trained != standardized:
+        kinds = "images from 0 to 1", "standardized images"
+        print(
+            f"warning: {path} was trained on {kinds[trained]}, and {given} "
+            f"{kinds[standardized]}",
             file=sys.stderr,
         )
 

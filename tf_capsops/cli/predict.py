@@ -84,12 +84,7 @@ def run(args):
         raise CommandError(
             f"{path} takes images of {shape[2]} channels, and pictures have 1 or 3"
         )
-    if runs.read_config(path.parent).get("standardized"):
-        print(
-            f"warning: {path} was trained on standardized images, and pictures are "
-            "read as numbers from 0 to 1",
-            file=sys.stderr,
-        )
+    networks.warn_of_range(path, "pictures are read as", standardized=False)
     names = networks.class_names(model, path.parent, classes)
     # Listed before any mask is written, so that no mask is read as a picture.
     listed = [(path, _files(path, kind)) for path in args.pictures]
@@ -99,20 +94,20 @@ def run(args):
         output = pathlib.Path(args.output or path.parent / "masks")
         files = [file for _, found in listed for file in found]
         masks = predict_masks.Masks(model, kind, names, files, output, args)
-        masks = None
         shape, answers_of = masks.image_shape, masks.write
     else:
         given = [name for name in ("output", "tile", "overlays") if getattr(args, name)]
         if given:
             raise CommandError(f"{path} writes no masks: no --{given[0]}")
-    def check(file, image):
-        if not masks and None in shape and not image_sizes.takes(model, image.shape):
-            raise ValueError(image_sizes.refusal(model, file, image.shape))
-
+        masks = None
         count = min(args.top or getattr(model, "objects", 1), classes)
 
         def answers_of(files, images):
             return _classes(model, files, images, names, count)
+
+    def check(file, image):
+        if not masks and None in shape and not image_sizes.takes(model, image.shape):
+            raise ValueError(image_sizes.refusal(model, file, image.shape))
 
     answers, failed = [], False
     for files, images, faults in _batches(listed, kind, shape, check):
@@ -132,13 +127,13 @@ def run(args):
 def _batches(listed, kind, shape, check):
     """Reads pictures or volumes, a batch at a time.
 
-      check: a function that raises a ValueError for a file and an image that the
-        network does not take.
     Args:
       listed: the paths of files and folders, each with the list of files that it names.
       kind: a `data.pairs.Kind`.
       shape: (height, width, channels) of the images; with a height and width of None,
         each picture keeps its own.
+      check: a function that raises a ValueError for a file and an image that the
+        network does not take.
 
     Yields:
       Three lists: the paths of some files, their images, and messages about files that

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from tf_capsops.arguments import LARGEST
+from tf_capsops.arguments import LARGEST, outside_of_unit
 from tf_capsops.data.samples import ArraySamples
 
 
@@ -46,8 +46,7 @@ class Dataset:
     @functools.cached_property
     def standardized(self):
         """Whether images have values outside of [0, 1]."""
-        parts = self.x_train, self.x_test
-        return any(each.min() < 0 or each.max() > 1 for each in parts)
+        return any(map(outside_of_unit, (self.x_train, self.x_test)))
 
     @property
     def num_classes(self):

@@ -9,10 +9,8 @@ import warnings
 import keras
 import numpy as np
 
-from tf_capsops.arguments import image_range
+from tf_capsops.arguments import image_range, outside_of_unit
 from tf_capsops.models.unrolled import Unrolled
-
-_ROUNDING = 1e-3  # Values so little outside of the range from 0 to 1 cause no warning.
 
 
 class ImageModel(Unrolled):
@@ -63,8 +61,8 @@ class ImageModel(Unrolled):
         images = np.asarray(images)
         if not images.size or getattr(self, "_warned_of_targets", False):
             return
-        lowest, highest = np.min(images), np.max(images)
-        if lowest < -_ROUNDING or highest > 1 + _ROUNDING:
+        if values := outside_of_unit(images):
+            lowest, highest = values
             self._warned_of_targets = True
             warnings.warn(
                 f"{self.owner}: the decoder draws values from 0 to 1, and its targets "
