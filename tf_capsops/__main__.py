@@ -122,8 +122,8 @@ def _run(argv):
 
 def _is_out_of_memory(error):
     """Whether Python, TensorFlow or XLA found no memory for an array."""
-    allocating = "OOM when allocating", "ut of memory"
-    return isinstance(error, MemoryError) or any(map(str(error).count, allocating))
+    parts = "OOM when allocating", "ut of memory"
+    return isinstance(error, MemoryError) or any(part in str(error) for part in parts)
 
 
 def _module(args):
