@@ -217,8 +217,6 @@ def test_the_files_of_data_sets_are_passed_on(work, monkeypatch):
     monkeypatch.setattr(subprocess, "call", lambda c, env: started.append(c[4:]) or 2)
     given = ["--seeds", "3", "--nondeterministic", "--data", "mnist:some.npz"]
     given += ["affine_mnist:other.npz"]
-    for name in ("some.npz", "other.npz"):
-        pathlib.Path(name).touch()
     names = ["p_capsnet-mnist", EFFICIENT]
     names += ["capsnet-multimnist", "capsnet-affine_mnist"]
     assert main(["report", *names, *given]) == 1
