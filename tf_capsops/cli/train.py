@@ -31,7 +31,7 @@ def check(args):
         usual["image_shape"] = 28, 28, 28, 1
     settings(args, None if args.recipe else types.SimpleNamespace(**usual))
     source, _ = data(args)
-    check_is_there(source)
+    _check_is_there(source)
 
 
 def run(args):
@@ -64,7 +64,7 @@ def data(args):
     return args.data or "digits", given
 
 
-def check_is_there(source):
+def _check_is_there(source):
     """Raises a CommandError if a path of data leads nowhere; a name is checked later.
 
     Args:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 from tf_capsops import options
-from tf_capsops.cli import train
 from tf_capsops.errors import CommandError, make_directory, reported, require
 from tf_capsops.experiments import recipes
 
@@ -107,8 +106,6 @@ def check(args):
         raise CommandError(f"--runs must be a directory, got {root}")
     if args.read_only and args.runs != "runs" and not root.exists():
         raise CommandError(f"--runs: there is no {root}, and --read-only trains none")
-    for _, path in args.data:
-        train.check_is_there(path)
 
 
 def run(args):
