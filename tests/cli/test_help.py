@@ -90,8 +90,6 @@ def test_misspelled_options_are_followed_by_the_right_one(name, capsys):
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
-def test_misspelled_commands_are_followed_by_the_right_one(name, capsys):
-@pytest.mark.parametrize("name", _COMMANDS)
 def test_no_option_takes_an_empty_text(name, capsys):
     """It would mean the working directory, or that the option is not given."""
     required = ["run", "picture.png"] if name == "predict" else []
@@ -125,6 +123,8 @@ def test_integers_of_more_than_32_bits(capsys):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", _COMMANDS)
+def test_misspelled_commands_are_followed_by_the_right_one(name, capsys):
     assert main([f"{name}e"]) == 2
     said, lists = capsys.readouterr().err.splitlines()
     assert said.endswith(f"; did you mean {name}?")
