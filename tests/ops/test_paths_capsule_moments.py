@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each of CapsuleMoments' CUDA kernels, forced by name."""
 
+import numpy as np
 import paths
 import pytest
 import tensorflow as tf
 from descriptions import DTYPES
-from descriptions.capsule_moments import OP
+from descriptions.capsule_moments import OP, draw
 
+import tf_capsops
 from tf_capsops.ops.capsule_moments import NORMALIZATIONS
 
 
@@ -48,6 +50,39 @@ if paths.WITH_GPU:
     @paths.every([*RUNS, *paths.planned_for_others(_runs("mma"))])
     def test_forced(run):
         paths.assert_close(OP, run)
+
+    @pytest.mark.parametrize("normalize", NORMALIZATIONS)
+    def test_samples_of_several_rounds(normalize):
+        """Of 96 samples, whose workspaces are used more than once, next to 4 each."""
+        named = draw(
+            tf.float32,
+            {
+                "poses": (96, 8, 8, 32, 4, 4),
+                "activations": (96, 8, 8, 32),
+                "weights": (3, 3, 32, 32, 4, 4),
+                "bias": (96, 6, 6, 32),
+                "precision": (96, 6, 6, 32, 4, 4),
+            },
+        )
+        shared = {"weights": named.pop("weights")}
+
+        def results(start, stop):
+            part = {name: array[start:stop] for name, array in named.items()} | shared
+            with tf.GradientTape() as tape:
+                tape.watch(part)
+                moments = tf_capsops.capsule_moments(
+                    **part, order=2, normalize=normalize
+                )
+            grads = tape.gradient(moments, part)
+            return [*moments, *(grads[name] for name in named)], grads["weights"]
+
+        parts = [results(i, i + 4) for i in range(0, 96, 4)]
+        each, weights = results(0, 96)
+        expected = [tf.concat(samples, 0) for samples in zip(*[p[0] for p in parts])]
+        expected.append(tf.add_n([part[1] for part in parts]))
+        for found, wanted in zip([*each, weights], expected, strict=True):
+            scale = tf.reduce_max(tf.abs(wanted))
+            np.testing.assert_allclose(found / scale, wanted / scale, atol=1e-5)
 
     @pytest.mark.parametrize("op", OPS)
     @pytest.mark.parametrize("name, why", REFUSALS)

@@ -9,6 +9,7 @@ from gpus import GPUS, assert_planned, planned, plans
 
 import tf_capsops
 from tf_capsops import _library
+from tf_capsops.ops.capsule_moments import NORMALIZATIONS
 
 OPS = "CapsuleMoments", "CapsuleMomentsGrad"
 MMA, GENERAL = "mma mma", "general general"
@@ -34,15 +35,18 @@ def _compute(dtype, name):
     OP.ours(case, OP.draw(case, dtype))
 
 
-def _second_order():
+def _second_order(size, kernel_size, parents, normalize):
     """A pass of 64 samples of matrix capsules and its gradient."""
-    poses = tf.zeros((64, 14, 14, 32, 4, 4))
-    precision = tf.zeros((64, 6, 6, 32, 4, 4))
-    weights = tf.zeros((3, 3, 32, 32, 4, 4))
+    out = (size - kernel_size) // 2 + 1
+    poses = tf.zeros((64, size, size, 32, 4, 4))
+    precision = tf.zeros((64, out, out, parents, 4, 4))
+    weights = tf.zeros((kernel_size, kernel_size, 32, parents, 4, 4))
     with tf.GradientTape() as tape:
         tape.watch(poses)
         moments = tf_capsops.capsule_moments(
-            poses, None, weights, precision=precision, order=2, strides=2
+            *(poses, None, weights),
+            **{"precision": precision, "order": 2},
+            **{"strides": 2, "normalize": normalize},
         )
     tape.gradient(moments, poses)
 
@@ -80,10 +84,12 @@ if _library.build_info()["cuda"]:
         found = planned(capability, lambda: _classes(parents, inner))
         assert found == dict(zip(OPS, expected.split(), strict=True))
 
+    @pytest.mark.parametrize("normalize", NORMALIZATIONS)
+    @pytest.mark.parametrize("sizes", [(14, 3, 32), (4, 4, 10)])
     @pytest.mark.parametrize("tf32", [False, True])
-    def test_workspaces_stay_within_a_power_of_two(tf32):
+    def test_workspaces_stay_within_a_power_of_two(tf32, sizes, normalize):
         """TensorFlow's allocator may take the next one for what is a little more."""
         tf.config.experimental.enable_tensor_float_32_execution(tf32)
-        found = plans(90, _second_order)
+        found = plans(90, lambda: _second_order(*sizes, normalize))
         assert [*found] == [*OPS]
         assert all(workspace <= 2**25 for _, workspace in found.values()), found

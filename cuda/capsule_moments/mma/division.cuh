@@ -13,23 +13,34 @@ namespace capsops::capsule_moments::mma {
 
 constexpr int kChunk = 8;  // children per stage
 
-// Work split: windows and children are divided into units (group, chunk).
+// Work split. The children are divided into `ranges` ranges of `chunks` chunks. A range
+// has its own blocks (x, range), which split its units (group, chunk).
 struct Division {
   Image image;
   int lanes_log2;  // log2 of lanes(), the parents padded to 8, 16 or 32
   int positions;
   int children;
   int outs;
-  int groups, chunks, blocks;
+  int groups, chunks, ranges;
+  int blocks;           // per range
+  bool direct;          // whether the pass has kDirect
+  bool sums_in_shared;  // whether shared memory has room for a range's WeightSums
+  bool ordered;         // whether all ranges add to the same slots, one after another
 
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }
   // Windows per group. A block does one group at a time.
   __host__ __device__ int windows_log2() const { return 8 - lanes_log2; }
   __host__ __device__ int windows() const { return kThreads >> lanes_log2; }
+  // Units of a range.
   __host__ __device__ int Units() const { return groups * chunks; }
-  // Slots for partial sums. A block with a part of a group uses slot block + group,
-  // which is unique: the next part has a later block or a later group.
-  __host__ __device__ int Slots() const { return blocks + groups; }
+  // Slots for partial sums, and sets of them. A block with a part of a group uses slot
+  // block + group, which is unique within a range: the next part has a later block or a
+  // later group.
+  __host__ __device__ int Sets() const { return ordered ? 1 : ranges; }
+  __host__ __device__ int Slots() const { return Sets() * (blocks + groups); }
+  __device__ int Slot(int range, int block, int group) const {
+    return (ordered ? 0 : range) * (blocks + groups) + block + group;
+  }
   // First unit of a block, and the block that has a given unit.
   __host__ __device__ int First(int block) const {
     return block * (Units() / blocks) + min(block, Units() % blocks);
@@ -67,9 +78,32 @@ struct StageView {
         poses(weights + kChunk * d.outs * Q * kSide),
         state(reinterpret_cast<RowState*>(poses + kChunk * d.windows() * Q * kSide)) {}
 };
+
+// Children whose gradients share the eight columns of a product.
+template <int Q>
+constexpr int kPair = Q == kFour ? 2 : 1;
+
+// Layout of a block's sums of weight gradients, and of prior gradients if `prior`:
+// float4 [kWarps][vectors]. Each warp sums over its own windows and has
+//   - kLanes vectors per kPair children. Lane 4 g + t has parent g % 4 and elements
+//     [q][r]: q = 2t and 2t + 1 with r = g / 4, then both with r = 2 + g / 4. With a
+//     pair, q + 4 means element q of the second child.
+//   - if `prior`, one vector per child: the gradients of the warp's four parents.
+template <int Q>
+struct WeightSums {
+  int children, vectors;
+
+  __host__ __device__ WeightSums(const Division& d, bool prior)
+      : children(d.chunks * kChunk),
+        vectors(children / kPair<Q> * kLanes + (prior ? children : 0)) {}
+  __host__ __device__ int Size() const { return kWarps * vectors * 4; }
+  // Offset in floats of the first child's vector of the prior, in a warp's vectors.
+  __host__ __device__ int Prior() const { return children / kPair<Q> * kLanes * 4; }
+};
+
 // Sizes in floats of a stage, of one value per vote of a chunk, and of all warps' pose
-// gradients. A row of votes is padded by four words, which avoids bank conflicts
-// whether a thread has one parent (PassKernel) or eight (ShareChunk).
+// gradients of a chunk. A row of votes is padded by four words, which avoids bank
+// conflicts whether a thread has one parent (PassKernel) or eight (ShareChunk).
 template <int Q>
 __host__ __device__ int StageSize(const Division& d) {
   return kChunk * (d.outs * Q * kSide + d.windows() * (Q * kSide + 4));
@@ -82,11 +116,25 @@ constexpr int kRow = kSide * Q;
 template <int Q>
 constexpr int kRowsSize = kWarps * kChunk * kEight * kRow<Q>;
 
-// Size of PassKernel's shared memory in floats: stages, votes and pose gradients.
+// Size in words of the selection matrices of WeightGradient::Compute.
+constexpr int kSelectionsSize = 2 * kLanes;
+
+// Size in floats of the terms of a chunk's votes, or if `direct` of the warps' sums of
+// share dq.
+template <bool kGradient>
+__host__ __device__ int TermsSize(const Division& d, bool direct) {
+  if (direct) return kGradient ? kWarps * kChunk * kEight : 0;
+  return (kGradient ? 2 : 1) * VotesSize(d);
+}
+
+// Size of PassKernel's shared memory in floats: stages, terms, and with kGradient pose
+// gradients, selections and WeightSums.
 template <bool kGradient, int Q>
-int SharedSize(const Division& d) {
-  return 2 * StageSize<Q>(d) +
-         (kGradient ? 2 * VotesSize(d) + kRowsSize<Q> : VotesSize(d));
+int SharedSize(const Division& d, bool prior) {
+  const int size = 2 * StageSize<Q>(d) + TermsSize<kGradient>(d, d.direct);
+  if (!kGradient) return size;
+  return size + kRowsSize<Q> + kSelectionsSize +
+         (d.sums_in_shared ? WeightSums<Q>(d, prior).Size() : 0);
 }
 
 // Terms of a vote in shared memory: the logit, later replaced by activation * share,
@@ -166,14 +214,14 @@ struct ChildIterator {
 };
 static_assert(kThreads / kSide % (kThreads / kEight) == 0, "any number of windows");
 
-// Number of weight rows of a chunk.
+// Number of weight rows of a chunk; 0 if it begins after the last child.
 template <int Q>
 __device__ int RowsOf(const Division& d, int chunk) {
-  return min(kChunk, d.children - chunk * kChunk) * d.outs * Q;
+  return max(0, min(kChunk, d.children - chunk * kChunk)) * d.outs * Q;
 }
 
-// Starts the copies of a stage. `chunk` is the one after the previous call's. Returns
-// whether all children that this thread stages exist.
+// Starts the copies of a stage. `source` is at the first child of `chunk`, and advances
+// to the next chunk. Returns whether all children that this thread stages exist.
 template <bool kEqual, int Q>
 __device__ bool FillStage(const Inputs& in, const Division& d, int chunk,
                           ChildIterator<kEqual>* source, const StageView<Q>& stage) {

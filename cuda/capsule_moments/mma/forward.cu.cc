@@ -17,12 +17,14 @@ ForwardPlan<GpuExec, T> MakePlan(const Problem& p, const Workspace& at) {
            const Moments<float>& to, void* workspace) {
         const char* const name = Forward::kName;
         Inputs in = MakeInputs<T>(p, operands);
+        Division d = at.division;
+        SetWindows(p, &d);
         CAPSOPS_RETURN_IF_ERROR(
             Merge<false, kSplit>(exec, name, &in, {}, at, workspace));
         Results out{};
         out.mass = to.mass, out.first = to.first, out.second = to.second;
         out.partial = Workspace::In<float>(workspace, at.partial);
-        return LaunchPass<false, kSplit>(exec, name, in, {}, out);
+        return LaunchPass<false, kSplit>(exec, name, in, d, {}, out);
       });
 }
 
@@ -31,7 +33,7 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using Plan = ForwardPlan<GpuExec, T>;
   CAPSOPS_REFUSE_IF(Refusal<T, false>(p, exec));
   if constexpr (!std::is_same_v<T, double>) {
-    const Workspace at = LayOut<false>(p, exec, [](const Problem&) { return 0; });
+    const Workspace at = LayOut<false>(p, exec);
     return WithSplit<T>(exec, [&](auto split) { return MakePlan<split, T>(p, at); });
   }
   return {};

@@ -81,18 +81,12 @@ struct Results {
   const float *given_mass, *given_first;      // moments, which `center` depends on
   float2* scales;      // {max, scale} of the logits of each row [position, k]
   float* dots;         // sum of share dr over each row
-  RowState* state;     // state per row
   float* activations;  // sum of share dq over each row
   float* poses;        // pose gradient per row
+  float* weights;      // WeightSums of each block
+  bool overwrite;      // whether `weights` start at zero
   float* partial;
-};
-
-// Parameters of WeightKernel: the state of rows, which it reads, and partial gradients
-// of weights and prior, to which it adds unless `overwrite`.
-struct WeightSums {
-  const RowState* state;
-  float *weights, *prior;
-  bool overwrite;
+  int* added;  // per slot of `partial` and warp: the number of ranges added so far
 };
 
 // Computes and stores elements h to h + 3 of a parent's results, given its sums; with

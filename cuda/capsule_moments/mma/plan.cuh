@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -37,18 +38,73 @@ LaunchError SumRows(const GpuExec& exec, const char* name, const Problem& p,
                     const float* poses, const float* activations, S* grad_poses,
                     S* grad_activations);
 
+// Writes the sums of the blocks' WeightSums.
+template <typename S>
+LaunchError SumWeights(const GpuExec& exec, const char* name, const Problem& p,
+                       const Division& d, const float* sums, S* grad_weights,
+                       float* grad_prior);
+
 // Returns PassKernel's shared memory in bytes.
 template <bool kGradient>
 int PassBytes(const Problem& p, const Division& d) {
-  const int floats =
-      p.pose_inner == 5 ? SharedSize<kGradient, 5>(d) : SharedSize<kGradient, 4>(d);
+  const int floats = p.pose_inner == 5 ? SharedSize<kGradient, 5>(d, p.has_prior)
+                                       : SharedSize<kGradient, 4>(d, p.has_prior);
   return floats * static_cast<int>(sizeof(float));
 }
 
-// Returns the work split of a pass.
+// Returns the size of a block's WeightSums in bytes.
+inline int SumsBytes(const Problem& p, const Division& d) {
+  const int floats = p.pose_inner == 5 ? WeightSums<5>(d, p.has_prior).Size()
+                                       : WeightSums<4>(d, p.has_prior).Size();
+  return floats * static_cast<int>(sizeof(float));
+}
+
+// Divides the children of a backward pass into ranges, and sets the blocks per range.
+// If shared memory has room for the weight gradients of a chunk, it must have room for
+// those of a range. Takes the split with the least time, counted in chunks.
+inline void DivideChildren(const Problem& p, const GpuDevice& device, Division* d) {
+  const int chunks = static_cast<int>(CeilDivide(d->children, kChunk));
+  d->chunks = 1, d->sums_in_shared = false;
+  const int each = SumsBytes(p, *d);
+  const int room = (device.shared - PassBytes<true>(p, *d)) / each;
+  d->sums_in_shared = room > 0;
+  // The workspace keeps the weight gradients of all blocks between slices, or always if
+  // not even a chunk fits in shared memory. More than half is left to rows.
+  constexpr int64_t kMostSums = 14 << 20;
+  const int most =
+      std::clamp(room > 0 ? room : static_cast<int>(kMostSums / each), 1, chunks);
+  int64_t least = std::numeric_limits<int64_t>::max();
+  Division best = *d;
+  for (d->chunks = most; d->chunks > 0; --d->chunks) {
+    d->ranges = static_cast<int>(CeilDivide(chunks, d->chunks));
+    const int64_t fit = kMostSums / (int64_t{d->ranges} * SumsBytes(p, *d));
+    d->blocks = static_cast<int>(
+        std::clamp<int64_t>(device.processors / d->ranges, 1,
+                            std::min<int64_t>(d->Units(), std::max<int64_t>(fit, 1))));
+    const int64_t units = CeilDivide(d->Units(), d->blocks);
+    // Loading a group's statistics and storing its sums takes about as long as a chunk.
+    const int64_t time = (units + CeilDivide(units, d->chunks)) *
+                         CeilDivide(d->ranges * d->blocks, device.processors);
+    if (time < least) least = time, best = *d;
+  }
+  *d = best;
+}
+
+// Whether shares are normalized over several windows, so that Merge() comes first.
+inline bool MergesRows(const Problem& p) { return p.normalize == kAll && HasLogits(p); }
+
+// Sets the number of windows. With fewer than before, some blocks may have none.
+inline void SetWindows(const Problem& p, Division* d) {
+  d->positions = static_cast<int>(NumWindows(p));
+  d->groups = static_cast<int>(CeilDivide(d->positions, d->windows()));
+}
+
+// Returns the work split of a pass, or of the pass before it for Merge().
 template <bool kGradient>
-Division Divide(const Problem& p, const GpuExec& exec) {
+Division Divide(const Problem& p, const GpuExec& exec, bool merges = false) {
   Division d;
+  d.chunks = 0, d.ranges = 1, d.sums_in_shared = false, d.ordered = false;
+  d.direct = !merges && (p.normalize != kParents || !HasLogits(p));
   d.image = Image(p);
   d.outs = static_cast<int>(p.out_channels);
   // If shared memory is small, pads the parents more, so that a group has fewer
@@ -58,13 +114,15 @@ Division Divide(const Problem& p, const GpuExec& exec) {
        (d.lanes() < kLanes && PassBytes<kGradient>(p, d) > exec.device.shared);) {
     ++d.lanes_log2;
   }
-  d.positions = static_cast<int>(NumWindows(p));
   d.children = static_cast<int>(Children(p));
-  d.groups = static_cast<int>(CeilDivide(d.positions, d.windows()));
+  SetWindows(p, &d);
+  if (kGradient && !merges) {
+    DivideChildren(p, exec.device, &d);
+    return d;
+  }
   d.chunks = static_cast<int>(CeilDivide(d.children, kChunk));
-  const int blocks_per_sm = kGradient || p.has_linear ? 1 : 2;
-  d.blocks = static_cast<int>(
-      std::min<int64_t>(d.Units(), int64_t{blocks_per_sm} * exec.device.processors));
+  const int blocks_per_sm = kGradient || p.has_linear || p.has_prior ? 1 : 2;
+  d.blocks = std::min(d.Units(), blocks_per_sm * exec.device.processors);
   return d;
 }
 
@@ -94,16 +152,21 @@ std::string Refusal(const Problem& p, const GpuExec& exec) {
         p.kernel_width * p.dilation_width, NumWindows(p) * Children(p) / kLanes}) {
     if (number > kMax) return "a dimension is too large for 32-bit indices";
   }
-  const int bytes = PassBytes<kGradient>(p, Divide<kGradient>(p, exec));
+  const Division d = Divide<kGradient>(p, exec);
+  if (d.ranges > 65535) return "a window has too many children";
+  int bytes = PassBytes<kGradient>(p, d);
+  if (MergesRows(p)) {
+    bytes = std::max(bytes, PassBytes<kGradient>(p, Divide<kGradient>(p, exec, true)));
+  }
   return bytes > exec.device.shared ? kTooLittleShared : "";
 }
 
 // Offsets of a plan's buffers in bytes. They hold one slice of the batch at a time.
 struct Workspace {
-  int64_t samples;  // samples per slice
-  int64_t row_scales, row_dots, scales, dots, partial;
-  int64_t state, activations, poses, weights, prior;
-  int parts;  // number of partial sums of the gradients of weights and prior
+  int64_t samples;    // samples per slice
+  Division division;  // work split of a slice's passes
+  int64_t row_scales, row_dots, scales, dots, partial, added;
+  int64_t activations, poses, weights;
   int64_t size = 0;
 
   // Allocates a buffer, and returns its offset.
@@ -118,43 +181,74 @@ struct Workspace {
   }
 };
 
-// Limit in bytes of the buffers that have an entry per row, unless one sample needs
-// more. It keeps the whole workspace under 32 MiB, above which TensorFlow may allocate
-// 64.
-constexpr int64_t kRowBytes = int64_t{19} << 20;
+// Limit of the workspace in bytes, unless one sample needs more. TensorFlow may
+// allocate the next power of two.
+constexpr int64_t kMostBytes = int64_t{1} << 25;
 
-// Lays out the workspace. `count_parts(slice)` returns the number of partial sums of
-// the gradients of weights and prior.
-template <bool kGradient, typename CountParts>
-Workspace LayOut(const Problem& p, const GpuExec& exec, const CountParts& count_parts) {
-  const bool merges = p.normalize == kAll && HasLogits(p);
-  const int64_t pose = kSide * p.pose_inner * sizeof(float);
-  const int64_t row = (merges ? sizeof(float2) + sizeof(float) : 0) +
-                      (kGradient ? sizeof(RowState) + sizeof(float) + pose : 0);
-  const int64_t sample = p.out_height * p.out_width * Children(p);
-  const int64_t maximum =
-      std::clamp<int64_t>(kRowBytes / std::max<int64_t>(1, sample * row), 1, p.batch);
-  Workspace w;
-  w.samples = CeilDivide(p.batch, CeilDivide(p.batch, maximum));
+// Whether a pass sums over the children of a window. Without logits, only `center` has
+// a gradient among a parent's statistics, which needs no sums.
+template <bool kGradient>
+bool SumsOverChildren(const Problem& p) {
+  return !kGradient || HasLogits(p) || p.normalize == kNone;
+}
+
+// Size in bytes of the flags of ordered ranges.
+inline int64_t FlagBytes(const Division& d) {
+  return d.ordered ? int64_t{d.Slots()} * kWarps * sizeof(int) : 0;
+}
+
+// Lays out the workspace for slices of `samples` samples.
+template <bool kGradient>
+Workspace LayOutSlice(const Problem& p, const GpuExec& exec, int64_t samples,
+                      bool ordered) {
   Problem slice = p;
-  slice.batch = w.samples;
-  const int64_t rows = w.samples * sample, capsules = Capsules(slice);
+  slice.batch = samples;
+  Workspace w;
+  w.samples = samples;
+  w.division = Divide<kGradient>(slice, exec);
+  w.division.ordered = ordered;
+  const int64_t pose = kSide * p.pose_inner * sizeof(float);
+  const int64_t slot =
+      SumsOverChildren<kGradient>(p) ? kSums * kThreads * sizeof(float) : 0;
+  const int64_t rows = NumWindows(slice) * Children(p), capsules = Capsules(slice);
+  const bool merges = MergesRows(p);
   const int64_t merged = merges ? rows : 0, seen = merges ? capsules : 0;
   const int64_t mine = kGradient ? rows : 0;
-  const int64_t slots = Divide<kGradient>(slice, exec).Slots();
   w.row_scales = w.Take(merged * sizeof(float2));
   w.row_dots = w.Take(kGradient ? merged * sizeof(float) : 0);
   w.scales = w.Take(seen * sizeof(float2));
   w.dots = w.Take(kGradient ? seen * sizeof(float) : 0);
-  w.partial = w.Take(slots * kSums * kThreads * sizeof(float));
-  w.state = w.Take(mine * sizeof(RowState));
+  w.partial = w.Take(w.division.Slots() * slot);
+  w.added = w.Take(FlagBytes(w.division));
   w.activations = w.Take(mine * sizeof(float));
   w.poses = w.Take(mine * pose);
-  w.parts = count_parts(slice);
-  const int64_t matrices = w.parts * Children(p) * p.out_channels;
-  w.weights = w.Take(matrices * p.pose_inner * kSide * sizeof(float));
-  w.prior = w.Take(p.has_prior * matrices * sizeof(float));
+  const int64_t blocks = w.division.ranges * w.division.blocks;
+  w.weights = w.Take(kGradient ? blocks * SumsBytes(p, w.division) : 0);
   return w;
+}
+
+// Lays out the workspace for the fewest slices that fit in it. Ordered ranges need less
+// of it, but wait for each other, each about a tenth of what a slice costs by itself.
+template <bool kGradient>
+Workspace LayOut(const Problem& p, const GpuExec& exec) {
+  // Leaves room for several samples next to what one needs.
+  const int64_t least = LayOutSlice<kGradient>(p, exec, 1, true).size;
+  int64_t limit = kMostBytes;
+  while (limit < least + kMostBytes / 4) limit *= 2;
+  Workspace best{};
+  int64_t fastest = std::numeric_limits<int64_t>::max();
+  for (const bool ordered : {false, true}) {
+    int64_t slices = 1;
+    Workspace w = LayOutSlice<kGradient>(p, exec, p.batch, ordered);
+    while (w.size > limit && w.samples > 1) {
+      slices = std::max(slices + 1, slices * w.size / limit);
+      const int64_t samples = CeilDivide(p.batch, slices);
+      w = LayOutSlice<kGradient>(p, exec, samples, ordered);
+    }
+    const int64_t time = slices * (10 + (ordered ? w.division.ranges : 1));
+    if (time < fastest) fastest = time, best = w;
+  }
+  return best;
 }
 
 // Calls run(second, logit, Q) with the kernels' compile-time parameters.
@@ -174,27 +268,25 @@ LaunchError WithVariant(const Problem& p, bool second, const Run& run) {
 // Launches one pass, and FinishKernel if blocks share groups. tile.cuh explains kSplit.
 template <bool kGradient, bool kSplit>
 LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
-                       const Gradient& grad, const Results& out) {
+                       const Division& d, const Gradient& grad, const Results& out) {
   const Problem& p = in.p;
-  const Division d = Divide<kGradient>(p, exec);
   const auto run = [&](auto second, auto logit, auto q) -> LaunchError {
     const auto launch = [&](auto direct) {
       constexpr auto kKernel = PassKernel<kGradient, second, logit, q, kSplit, direct>;
-      return LaunchDependent<kKernel>(
-          name, d.blocks, kThreads, PassBytes<kGradient>(p, d), exec, in, d, grad, out);
+      return LaunchDependent<kKernel>(name, dim3(d.blocks, d.ranges), kThreads,
+                                      PassBytes<kGradient>(p, d), exec, in, d, grad,
+                                      out);
     };
     if constexpr (logit > 0) {
-      if (in.rule == Rule::kSoftmax) return launch(std::false_type{});
+      if (!d.direct) return launch(std::false_type{});
     }
     return launch(std::true_type{});
   };
   const bool sums = out.scales == nullptr;
   const LaunchError error = WithVariant(p, p.order == 2 && (kGradient || sums), run);
-  // FinishKernel has no work if no group is split between blocks, or if only `center`
-  // has a gradient, which PassKernel writes itself.
-  const bool whole = d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
-  const bool finished = whole || (kGradient && !HasLogits(p) && p.normalize != kNone);
-  if (!error.empty() || !sums || finished) return error;
+  // FinishKernel has no work if no group is split between blocks.
+  const bool whole = d.Sets() == 1 && d.Units() % (int64_t{d.blocks} * d.chunks) == 0;
+  if (!error.empty() || !sums || whole || !SumsOverChildren<kGradient>(p)) return error;
   return FinishPass(exec, name, in, d, grad, out);
 }
 
@@ -203,7 +295,7 @@ LaunchError LaunchPass(const GpuExec& exec, const char* name, const Inputs& in,
 template <bool kGradient, bool kSplit>
 LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
                   const Gradient& grad, const Workspace& at, void* workspace) {
-  if (in->p.normalize != kAll || !HasLogits(in->p)) return {};
+  if (!MergesRows(in->p)) return {};
   float2* const scales = Workspace::In<float2>(workspace, at.scales);
   float* const dots = Workspace::In<float>(workspace, at.dots);
   in->rule = Rule::kSoftmax;
@@ -211,7 +303,8 @@ LaunchError Merge(const GpuExec& exec, const char* name, Inputs* in,
   out.gradients = kGradient;
   out.scales = Workspace::In<float2>(workspace, at.row_scales);
   if (kGradient) out.dots = Workspace::In<float>(workspace, at.row_dots);
-  CAPSOPS_RETURN_IF_ERROR(LaunchPass<kGradient, kSplit>(exec, name, *in, grad, out));
+  CAPSOPS_RETURN_IF_ERROR(LaunchPass<kGradient, kSplit>(
+      exec, name, *in, Divide<kGradient>(in->p, exec, true), grad, out));
   CAPSOPS_RETURN_IF_ERROR(
       MergeRows(exec, name, in->p, out.scales, out.dots, scales, dots));
   in->rule = Rule::kGiven;

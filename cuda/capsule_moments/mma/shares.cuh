@@ -44,8 +44,8 @@ __device__ inline void MakeShares(int threads, float factor, float (&z)[kEight],
 }
 
 // Replaces logits with activation * share. If kGradient, also replaces the gradients of
-// activation * share with those of the logits, and writes the row's state. With
-// out.scales, only writes the row's softmax (see Results).
+// activation * share with those of the logits, and writes that of the row's activation.
+// With out.scales, only writes the row's softmax (see Results).
 template <bool kGradient>
 __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k0,
                            const RowState* all_states, VoteTerms<kGradient>* votes,
@@ -89,10 +89,7 @@ __device__ void ShareChunk(const Inputs& in, const Division& d, int group, int k
     for (int e = 0; e < kEight; ++e) {
       terms[2 * e + 1] = z[e] * (state.activation * terms[2 * e + 1] - state.dot);
     }
-    if (writes) {
-      out.state[to] = state;
-      if (out.activations != nullptr) out.activations[to] = mean;
-    }
+    if (writes && out.activations != nullptr) out.activations[to] = mean;
   } else if (out.scales != nullptr) {
     if (writes) out.scales[to] = {state.maximum, state.scale};
     return;

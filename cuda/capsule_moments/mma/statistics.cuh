@@ -40,23 +40,21 @@ struct Statistics {
   float first_grad[kSize], second_grad[kSize];  // second_grad is doubled unless kOnce
   float bias, mass_grad;
 
-  template <bool kPresent>
-  __device__ Statistics(std::bool_constant<kPresent>, const ParentAt& at, float bias,
-                        float mass_grad)
+  __device__ Statistics(const ParentAt& at, float bias, float mass_grad)
       : bias(bias), mass_grad(mass_grad) {
-    LoadParent<kPresent>(at.center, -1, minus_center);
-    if constexpr (kLogit > 0) LoadParent<kPresent>(at.precision, 1, precision);
+    LoadParent(at.center, -1, minus_center);
+    if constexpr (kLogit > 0) LoadParent(at.precision, 1, precision);
     if constexpr (kLogit > 1) {
-      LoadParent<kPresent>(at.linear, 1, linear);
+      LoadParent(at.linear, 1, linear);
       // <linear, vote> = <linear, u> + <linear, center>
 #pragma unroll
       for (int h = 0; h < kSize; ++h) this->bias -= linear[h] * minus_center[h];
     }
-    // With equal shares, kDebias is applied here and the share after Contract().
+    // With equal shares, kDebias is applied here and the share after SumOverParents().
     constexpr float kFactor = kLogit == 0 ? kDebias<kSplit> : 1;
-    if constexpr (kGradient) LoadParent<kPresent>(at.first_grad, kFactor, first_grad);
+    if constexpr (kGradient) LoadParent(at.first_grad, kFactor, first_grad);
     if constexpr (kGradient && kSecond) {
-      LoadParent<kPresent>(at.second_grad, (kOnce ? 1 : 2) * kFactor, second_grad);
+      LoadParent(at.second_grad, (kOnce ? 1 : 2) * kFactor, second_grad);
     }
   }
 

@@ -27,11 +27,9 @@ namespace capsops::capsule_moments::mma {
 constexpr int kWarps = kThreads / kLanes;
 constexpr int kEight = 8, kFour = 4;  // a warp's 32 pairs are 8 x 4
 
-// Loads the 16 elements of one parent times `factor`. Absent tensors load as zeros;
-// kPresent skips that check.
-template <bool kPresent>
-__device__ void LoadParent(const float* from, float factor, float (&to)[kSize]) {
-  if (kPresent || from != nullptr) {
+// Loads the 16 elements of one parent times `factor`, or zeros if the tensor is absent.
+__device__ inline void LoadParent(const float* from, float factor, float (&to)[kSize]) {
+  if (from != nullptr) {
     LoadWords(from, to);
 #pragma unroll
     for (float& x : to) x *= factor;
@@ -166,18 +164,11 @@ __device__ inline void MultiplyTo(const uint32_t (&a)[4], const uint32_t (&b)[2]
         "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-// Index in a vote of the product of columns `row` of the left matrix and `column` of
-// the right one.
-template <bool kTransposed>
-constexpr int Place(int row, int column) {
-  return kTransposed ? column * kSide + row : row * kSide + column;
-}
-
 // Computes a thread's vote - center. The operands, truncated to TF32 unless kSplit, are
-// Q x 4 matrices in shared memory; columns of the left one become rows of the vote, or
-// columns if kTransposed. In lane 4 g + t, `left` points to row t of left matrix g, and
-// `right` to row t, column 2 (g % 2), of right matrix g / 2.
-template <bool kTransposed, bool kSplit, int Q>
+// Q x 4 matrices in shared memory; columns of the left one become rows of the vote. In
+// lane 4 g + t, `left` points to row t of left matrix g, and `right` to row t, column
+// 2 (g % 2), of right matrix g / 2.
+template <bool kSplit, int Q>
 __device__ void MakeVote(const float* left, const float* right,
                          const float (&minus_center)[kSize], float (&u)[kSize]) {
   constexpr int kSteps = (Q + 3) / 4;
@@ -200,9 +191,8 @@ __device__ void MakeVote(const float* left, const float* right,
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int at[] = {Place<kTransposed>(2 * i, j), Place<kTransposed>(2 * i, 2 + j),
-                        Place<kTransposed>(2 * i + 1, j),
-                        Place<kTransposed>(2 * i + 1, 2 + j)};
+      const int first = 2 * i * kSide + j;
+      const int at[] = {first, first + 2, first + kSide, first + kSide + 2};
       float c[4], sum[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) c[e] = minus_center[at[e]];
@@ -221,18 +211,17 @@ __device__ void MakeVote(const float* left, const float* right,
   }
 }
 
-// Multiplies vote gradients, one per thread, by Q x 4 matrices in shared memory, and
-// adds to `sums`. The contraction is over the four threads of a group and the columns
-// of the gradient, or its rows if kTransposed. `right` points to row g of matrix t (of
-// 4), which is scaled by `factor`, and counts as zero unless `counts`. sums[i] are
-// columns 2t and 2t + 1 of row 2i, and then of row 2i + 1, of group g's result.
-template <bool kTransposed, bool kSplit>
-__device__ void Contract(const float (&gradient)[kSize], const float* right,
-                         bool counts, float factor, float (&sums)[2][4]) {
+// Multiplies vote gradients, one per thread, by the weights of the warp's four parents,
+// Q x 4 matrices in shared memory, and adds to `sums`, the windows' pose gradients. The
+// contraction is over the four threads of a group and the columns of the gradient.
+// `right` points to row g of matrix t (of 4), which counts as zero unless `counts`.
+// sums[i] are columns 2t and 2t + 1 of row 2i, and then of row 2i + 1, of group g's
+// result.
+template <bool kSplit>
+__device__ void SumOverParents(const float (&gradient)[kSize], const float* right,
+                               bool counts, float (&sums)[2][4]) {
   float matrix[kSide] = {};
   if (counts) LoadWords(right, matrix);
-#pragma unroll
-  for (float& x : matrix) x *= factor;
   OperandOf<kSplit, 2> b[2];
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
@@ -243,7 +232,7 @@ __device__ void Contract(const float (&gradient)[kSize], const float* right,
     OperandOf<kSplit, 4> a;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      a.SetPrepared(e, gradient[Place<kTransposed>(2 * i + e % 2, 2 * s + e / 2)]);
+      a.SetPrepared(e, gradient[(2 * i + e % 2) * kSide + 2 * s + e / 2]);
     }
     return a;
   };
@@ -270,5 +259,119 @@ __device__ void Contract(const float (&gradient)[kSize], const float* right,
     }
   }
 }
+
+// Multiplies a child's vote gradients by the poses of the warp's eight windows, and
+// sums over the windows: the weight gradients of the warp's four parents.
+//
+// The left operand needs windows as columns, but lane 4 g + t has the gradient of
+// window g. So a first product with a 0/1 matrix transposes the gradients, which is
+// exact. Its result has windows as columns, of which a thread has 2t and 2t + 1. The
+// thread passes the even one as row g of the second product's left operand and the odd
+// one as row g +
+// 8. So rows g sum over even windows and rows g + 8 over odd ones, and each half needs
+// its own poses as right operand: with Q = 4 these are the product's left and right
+// four columns, with Q = 5 two products. The other half of each result is unused.
+template <bool kSplit, int Q>
+class WeightGradient {
+ public:
+  static constexpr int kParts = Q == kFour ? 1 : 2;  // products
+
+  // The first window whose pose this thread multiplies, and the column of the pose.
+  // With Q = 5, the second window follows.
+  __device__ static int Window() {
+    const int g = threadIdx.x % kLanes / kFour;
+    return 2 * (threadIdx.x % kFour) + (Q == kFour ? g / kFour : 0);
+  }
+  __device__ static int Column() {
+    const int g = threadIdx.x % kLanes / kFour;
+    return Q == kFour ? g % kFour : min(g, Q - 1);
+  }
+
+  // Computes the products, once per object. `selections` are a lane's numbers of the
+  // matrices that select the first and the last four of eight rows.
+  __device__ void Compute(const float (&gradient)[kSize],
+                          const float (&poses)[kParts][kSide],
+                          const float (&selections)[2]) {
+    float corrections[kParts][2][4] = {};
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        // Columns 2s and 2s + 1 of rows 2i and 2i + 1. Transposed, rows g are parent
+        // g % 4 and column 2s + g / 4 of row 2i, and rows g + 8 the same of row 2i + 1.
+        float high[4] = {}, low[4] = {};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const uint32_t one = __float_as_uint(selections[c]);
+          const uint32_t select[] = {one, 0, 0, one};
+          OperandOf<kSplit, 2> column;
+          column.SetPrepared(0, gradient[2 * i * kSide + 2 * s + c]);
+          column.SetPrepared(1, gradient[(2 * i + 1) * kSide + 2 * s + c]);
+          Multiply(select, column.high, high);
+          if constexpr (kSplit) Multiply(select, column.low, low);
+        }
+        OperandOf<kSplit, 4> left;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          left.high[e] = __float_as_uint(high[e]);
+          if constexpr (kSplit) left.low[e] = __float_as_uint(low[e]);
+        }
+#pragma unroll
+        for (int n = 0; n < kParts; ++n) {
+          OperandOf<kSplit, 2> right;
+          right.SetPrepared(0, poses[n][2 * i]);
+          right.SetPrepared(1, poses[n][2 * i + 1]);
+          if constexpr (kSplit) {
+            Multiply(left.low, right.high, corrections[n][s]);
+            Multiply(left.high, right.low, corrections[n][s]);
+          }
+          Multiply(left.high, right.high, sums_[n][s]);
+        }
+      }
+    }
+#pragma unroll
+    for (int e = 0; kSplit && e < kParts * 8; ++e) {
+      sums_[e / 8][e / 4 % 2][e % 4] += corrections[e / 8][e / 4 % 2][e % 4];
+    }
+  }
+
+  // Adds this and the next child's gradients to their vectors of WeightSums.
+  __device__ void AddTo(const WeightGradient& next, float4* to) const {
+    if constexpr (Q == kFour) {
+      // Threads 2 and 3 have the odd windows' sums of what threads 0 and 1 have. They
+      // keep those of the next child.
+      const bool even = threadIdx.x % kFour < 2;
+      float sum[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float odd = sums_[0][e / 2][2 + e % 2];
+        const float next_even = next.sums_[0][e / 2][e % 2];
+        sum[e] = even ? sums_[0][e / 2][e % 2] : next.sums_[0][e / 2][2 + e % 2];
+        sum[e] += __shfl_xor_sync(~0u, even ? next_even : odd, 2);
+      }
+      Add(sum, to);
+    } else {
+      AddBoth(to);
+      next.AddBoth(to + kLanes);
+    }
+  }
+
+ private:
+  __device__ static void Add(const float (&sum)[4], float4* to) {
+    const float4 old = *to;
+    *to = {old.x + sum[0], old.y + sum[1], old.z + sum[2], old.w + sum[3]};
+  }
+  // Adds the sums over even and odd windows.
+  __device__ void AddBoth(float4* to) const {
+    float sum[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sum[e] = sums_[0][e / 2][e % 2] + sums_[kParts - 1][e / 2][2 + e % 2];
+    }
+    Add(sum, to);
+  }
+
+  float sums_[kParts][2][4] = {};
+};
 
 }  // namespace capsops::capsule_moments::mma
