@@ -47,6 +47,11 @@ __global__ void __launch_bounds__(kThreads)
     LogitKernel(Problem p, Operands<T> in, Moments<const S> grad, S* logits, S* dq) {
   const int64_t children = Children(p), outs = p.out_channels, size = VoteSize(p);
   const int64_t count = NumWindows(p) * children * outs;
+  // Without these, votes do not count, however many numbers they have.
+  const bool votes_count =
+      in.linear != nullptr || in.precision != nullptr ||
+      (dq != nullptr && (grad.first != nullptr || grad.second != nullptr));
+  const int64_t rows = votes_count ? p.pose_rows : 0;
   for (int64_t i = FirstItem(); i < count; i += ItemStep()) {
     Digits<int64_t> d(i);
     const int64_t o = d.Next(outs), k = d.Next(children), position = d.rest;
@@ -58,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
       logit = At(in.prior, k * outs + o) + At(in.bias, parent);
       if (dq != nullptr) gradient = grad.mass[parent];
       int64_t at = parent * size;
-      for (int64_t row = 0; row < p.pose_rows; ++row, pose += p.pose_inner) {
+      for (int64_t row = 0; row < rows; ++row, pose += p.pose_inner) {
         for (int64_t column = 0; column < p.pose_columns; ++column, ++at) {
           const S vote = Vote<S>(p, pose, weights + column);
           const S u = vote - At(in.center, at);
