@@ -84,6 +84,10 @@ def _alone(folder):
     (folder / "masks/1.png").unlink()
 
 
+def _named(folder):
+    (folder / "masks/1.png").rename(folder / "masks/1_mask.png")
+
+
 def _other_size(folder):
     masked_pictures(folder / "other", 1, size=(8, 8))
     (folder / "other/masks/0.png").rename(folder / "masks/1.png")
@@ -130,11 +134,13 @@ def _without_masks(folder):
 @pytest.mark.parametrize(
     "change, text",
     [
-        (_colored, "masks/1.png has colors: masks must be gray"),
+        (_colored, "masks/1.png has colors, or a palette of them: masks must be gray"),
+        (_colored, "docs/segmentation.md shows how to convert masks"),
         (_deep, "masks/1.png has 16 bits for each pixel: masks must have 8 at most"),
-        (_lossy, "masks/1.png is no PNG file: masks must be"),
+        (_lossy, "masks/1.png is no PNG file: masks must be, .* how to convert masks"),
         (_without_masks, "cells has images/ but no masks/"),
-        (_alone, "images/1.png has no mask of the same name"),
+        (_alone, "images/1.png has no mask of the same name$"),
+        (_named, "images/1.png has no mask .*: rename .*masks/1_mask.png to 1.png$"),
         (_other_size, "differ in size: give --image-size PIXELS"),
         (_broken, "masks/1.png cannot be read as a picture"),
         (_one_class, "have one gray, 0: there must be two or more"),
@@ -147,6 +153,13 @@ def test_bad_folders_are_named(tmp_path, change, text):
     change(folder)
     with pytest.raises(ValueError, match=text):
         data.load(folder)
+
+
+def test_empty_folders_may_be_meant_for_pictures_or_volumes(tmp_path):
+    for name in ("images", "masks"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match="images has no pictures and no NIfTI volumes"):
+        data.load(tmp_path / "scans")
 
 
 def test_a_gray_that_the_network_does_not_know_is_named(tmp_path):
