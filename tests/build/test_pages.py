@@ -7,6 +7,8 @@ import re
 import fresh
 import pytest
 
+from tf_capsops.cli import presets
+
 _PAGES = [fresh.ROOT / "README.md", *sorted((fresh.ROOT / "docs").rglob("*.md"))]
 _CODE = {
     str(page.relative_to(fresh.ROOT)): code
@@ -51,6 +53,32 @@ def test_a_kernel_page_says_first_which_path_runs(op):
     assert (first, second) == ("Which path runs", "How it works")
     assert f"(notebook/{op}.md)" in page and "What was tried" not in page
     assert (fresh.ROOT / f"docs/notebook/{op}.md").is_file()
+
+
+def test_schedules_are_those_of_the_presets():
+    page = (fresh.ROOT / "docs/which_network.md").read_text()
+    rows = []
+    for model, by_name in presets.PRESETS.items():
+        cells = {
+            name: f"{each.epochs}, {each.batch_size}, {each.learning_rate:g}"
+            for name, each in by_name.items()
+        }
+        usual = [cells.pop(name) for name in ("small", "compact", "large")]
+        others = "; ".join(f"`{name}`: {cell}" for name, cell in cells.items())
+        rows.append(" | ".join([f"| `{model}`", *usual, f"{others} |\n"]))
+    assert f"| -- | -- | -- | -- | -- |\n{''.join(rows)}\n- " in page
+
+
+def test_distortions_are_those_of_the_presets():
+    shifts = {"small": 0.5, "tiny": 1.0, "large": 4.0}
+    for model, by_name in presets.PRESETS.items():
+        for name, each in by_name.items():
+            expected = {"shift": shifts.get(name, 2.0), "degrees": 0.0, "zoom": 0.0}
+            if name == "small":
+                expected |= {"degrees": 7.0, "zoom": 0.1}
+            if model in presets.SEGMENTERS:
+                expected = dict.fromkeys(expected, 0.0)
+            assert each.distortion.entries == expected
 
 
 def test_the_first_page_asks_what_the_visitor_wants():
