@@ -22,9 +22,9 @@ def add_arguments(parser):
         "pictures",
         metavar="FILE|FOLDER",
         nargs="+",
-        help="PNG and JPEG pictures, or folders with such, however deep; they are "
-        "resized to what the network takes, and converted to gray or color; NIfTI "
-        "volumes for a network that segments volumes",
+        help="pictures (PNG, JPEG, BMP, GIF, WebP), or folders with such, however "
+        "deep; they are resized to what the network takes, and converted to gray or "
+        "color; NIfTI volumes for a network that segments volumes",
     )
     parser.add_argument(
         "--top",

@@ -36,7 +36,7 @@ class Kind:
         return None
 
 
-PICTURES = Kind("picture", "PNG or JPEG picture", folders.SUFFIXES, "gray")
+PICTURES = Kind("picture", f"{folders.FORMS} picture", folders.SUFFIXES, "gray")
 VOLUMES = Kind("volume", "NIfTI volume", (".nii", ".nii.gz"), "label")
 
 
