@@ -145,7 +145,10 @@ def _without_masks(folder):
         (_broken, "masks/1.png cannot be read as a picture"),
         (_one_class, "have one gray, 0: there must be two or more"),
         (_twice, "1.png and .*1.jpg have the same name"),
-        (_no_picture, "notes.txt is no PNG, JPEG, BMP, GIF or WebP picture: take it out"),
+        (
+            _no_picture,
+            "notes.txt is no PNG, JPEG, BMP, GIF or WebP picture: take it out",
+        ),
     ],
 )
 def test_bad_folders_are_named(tmp_path, change, text):

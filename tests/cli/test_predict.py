@@ -164,7 +164,9 @@ def test_palettes_that_would_be_ignored_are_refused(run, capsys):
 
 def test_animated_webp_pictures_are_refused(run, capsys):
     """TensorFlow would crash."""
-    start = b"RIFF" + (200).to_bytes(4, "little") + b"WEBPVP8X" + bytes([10, 0, 0, 0, 2])
+    start = (
+        b"RIFF" + (200).to_bytes(4, "little") + b"WEBPVP8X" + bytes([10, 0, 0, 0, 2])
+    )
     pathlib.Path("moving.webp").write_bytes(start + bytes(200))
     assert main(["predict", run, "moving.webp"]) == 2
     assert "moving.webp is no picture that can be read" in capsys.readouterr().err

@@ -165,7 +165,9 @@ def _segmentation(args, model, dataset, directory, output):
         "confusion": matrix.tolist(),
     }
     said = image_sizes.words(dataset.image_shape)
-    print(json.dumps(result) if args.json else _text_of_masks(result, *said), flush=True)
+    print(
+        json.dumps(result) if args.json else _text_of_masks(result, *said), flush=True
+    )
     output.write(
         {
             "segmentation.json": lambda path: runs.write_json(path, result),
