@@ -158,7 +158,7 @@ def test_palettes_that_would_be_ignored_are_refused(run, capsys):
     assert main(["predict", run, "palettes/a/1.bmp"]) == 2
     said = capsys.readouterr().err
     assert "a/1.bmp is a BMP picture with a palette: make it PNG" in said
-    with pytest.raises(ValueError, match="a/1.bmp cannot be read as a picture, and 2"):
+    with pytest.raises(ValueError, match=r"a/1.bmp cannot be read as a picture, and 2"):
         data.load("palettes", training=False)
 
 
