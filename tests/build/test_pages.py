@@ -7,7 +7,7 @@ import re
 import fresh
 import pytest
 
-from tf_capsops.cli import presets
+from tf_capsops.cli import networks, presets
 
 _PAGES = [fresh.ROOT / "README.md", *sorted((fresh.ROOT / "docs").rglob("*.md"))]
 _CODE = {
@@ -79,6 +79,23 @@ def test_distortions_are_those_of_the_presets():
             if model in presets.SEGMENTERS:
                 expected = dict.fromkeys(expected, 0.0)
             assert each.distortion.entries == expected
+
+
+def test_losses_are_those_of_the_commands():
+    page = (fresh.ROOT / "docs/layers.md").read_text()
+    rows = re.findall(r"^\| (`[a-z_0-9`, ]+`) \| .* \| (.*) \|$", page, re.MULTILINE)
+    by_model = {name: cell for models, cell in rows for name in models.split("`")[1::2]}
+    for model in presets.PRESETS:
+        for rule in presets.RULES if model == "matrix_capsnet" else [None]:
+            loss = networks.loss({"model": model, "routing": rule}, 10)
+            name = f"`{type(loss).__name__}`"
+            if rule or model in presets.SEGMENTERS:
+                # The cell names the rules or networks after each loss.
+                assert re.search(
+                    f"{name} for [^A-Z]*`{rule or model}`", by_model[model]
+                )
+            else:
+                assert by_model[model].startswith(name)
 
 
 def test_the_first_page_asks_what_the_visitor_wants():
