@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures and masks in folders: what is read from them, and what is refused."""
 
+import pathlib
 import re
 
+import fresh
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -156,6 +158,29 @@ def test_bad_folders_are_named(tmp_path, change, text):
     change(folder)
     with pytest.raises(ValueError, match=text):
         data.load(folder)
+
+
+def test_the_page_shows_how_to_convert_masks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (fresh.ROOT / "docs/segmentation.md").read_text()
+    (convert,) = re.findall(r"^```python\n(colors = .*?)^```$", page, re.S | re.M)
+    drawn = np.zeros([8, 16, 3], np.uint8)
+    drawn[4:, 8:, 0] = drawn[:4, :8, 1] = 255
+    for folder in ("colored", "cells/images"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, encode in (
+        ("1_mask.png", tf.io.encode_png),
+        ("2.jpg", tf.io.encode_jpeg),
+    ):
+        (tmp_path / "colored" / name).write_bytes(encode(drawn).numpy())
+        _write(tmp_path / "cells/images" / f"{name[0]}.png", drawn)
+    exec(convert, {"np": np, "pathlib": pathlib, "tf": tf})
+    loaded = data.load("cells")
+    assert loaded.class_names == ["0", "1", "2"]
+    expected = 1 * (drawn[..., 0] > 0) + 2 * (drawn[..., 1] > 0)
+    for samples in (loaded.train, loaded.test):
+        _, masks = samples.take([0])
+        np.testing.assert_array_equal(masks[0, ..., 0], expected)
 
 
 def test_empty_folders_may_be_meant_for_pictures_or_volumes(tmp_path):
