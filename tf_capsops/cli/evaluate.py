@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the test accuracy of a trained model, and what it takes for what."""
+"""Prints the test accuracy and the confusion matrix of a trained model."""
 
 import json
 import os
@@ -25,8 +25,8 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where confusion.png and confusion.json go, or with masks "
-        "segmentation.json and overlays.png (default: next to the model; results on "
-        "other data than the run's have its name appended)",
+        "segmentation.json and overlays.png (default: next to the model; the name of "
+        "data other than the run's is added to theirs)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
