@@ -33,7 +33,7 @@ def held_out(dataset, share):
     if not 0 < count < images:
         kind, _ = image_sizes.words(dataset.image_shape)
         raise CommandError(
-            f"--validation {share:g} of {images} {kind} leaves a part without any"
+            f"--validation {share:g} of {images} {kind} leaves one part empty"
         )
     order = np.random.default_rng(_SEED).permutation(images)
     with reported(ValueError):

@@ -164,7 +164,7 @@ def resume(directory, epoch, path):
     history = runs.read_history(directory, epoch)
     with runs.in_use(directory):
         if runs.newest_checkpoint(directory) != (epoch, path):
-            raise CommandError(f"another process has trained {directory} meanwhile")
+            raise CommandError(f"meanwhile another process has trained {directory}")
         print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
         return _fit(model, dataset, directory, config, steps, report, epoch, history)
 

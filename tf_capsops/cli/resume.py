@@ -64,7 +64,7 @@ def run(args):
     networks.use_xla(model, "on" if config["jit"] else "off", seed)
     with distribution.writing(strategy, lambda: directory) as place:
         if _checkpoint(directory) != (epoch, path):
-            raise CommandError(f"another process has trained {directory} meanwhile")
+            raise CommandError(f"meanwhile another process has trained {directory}")
         begins = f"on from epoch {epoch}" if path else "no checkpoint yet, from epoch 0"
         print(f"{directory}: {begins} of {config['epochs']}", flush=True)
         distortion = config["distortion"]
@@ -120,7 +120,7 @@ def _checkpoint(directory):
       CommandError: if it is no run, or there is nothing to resume.
     """
     if not directory.is_dir():
-        raise CommandError(f"--resume takes a run's directory, and {directory} is none")
+        raise CommandError(f"--resume takes a run's directory: {directory} is not one")
     epoch, path = runs.newest_checkpoint(directory)
     if path:
         return epoch, path

@@ -350,7 +350,7 @@ def remembered_data(directory):
     """
     config = directory / CONFIG
     if not config.is_file():
-        raise CommandError(f"no {config} to name the data: give --data")
+        raise CommandError(f"there is no {config} that names the data: give --data")
     source = read_config(directory).get("data")
     if not isinstance(source, str):
         raise CommandError(f"{config} does not name the data: give --data")
