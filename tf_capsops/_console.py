@@ -70,8 +70,13 @@ def _import_quietly(level=_FATAL):
 
 
 def _format_warning(message, *_):
-    """Returns a warning as commands print theirs, without the line of its source."""
-    return f"warning: {' '.join(str(message).split())}\n"
+    """Returns a warning as commands print theirs, without the line of its source.
+
+    On a terminal, it replaces a progress bar on the same line.
+    """
+    on_terminal = sys.stderr is not None and sys.stderr.isatty()
+    clear = "\r\033[K" if on_terminal else ""
+    return f"{clear}warning: {' '.join(str(message).split())}\n"
 
 
 if _break.IS_COMMAND:

@@ -38,6 +38,8 @@ def library_path():
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> bare = tf.load_op_library(tf_capsops.library_path())
     >>> bare.capsule_prediction(tf.ones([1, 2, 3]), tf.ones([2, 1, 1, 3])).shape
     TensorShape([1, 2, 1, 1])

@@ -235,6 +235,7 @@ _ROUNDING = 1e-3  # Values so little outside of the range from 0 to 1 may be in 
 def outside_of_unit(images):
     """Returns the lowest and the highest value of images, or None if in 0 to 1.
 
+    >>> import numpy as np
     >>> from tf_capsops.arguments import outside_of_unit
     >>> outside_of_unit(np.array([-1.5, 0.5])), outside_of_unit(np.array([0.0, 1.0]))
     ((-1.5, 0.5), None)

@@ -33,6 +33,7 @@ def top_exponent(weights, axes=()):
       ValueError: a weight is infinite or not a number, they are no real numbers, or
         `axes` is not as above.
 
+    >>> import tf_capsops
     >>> tf_capsops.inq.top_exponent([0.1, -0.75, 0.5])
     0
     >>> tf_capsops.inq.top_exponent([0.1, -0.74, 0.5])
@@ -55,7 +56,7 @@ def quantize(weights, bits, top_exponent=None, axes=()):
       weights: Numbers of any shape: a NumPy array, a tensor or a Keras variable.
       bits: Bits of a weight, 2 to 8. `n2 = n1 + 1 - 2^(bits-2)`: there are
         `2^(bits-2)` powers.
-      top_exponent: n1, an integer; None for `tf_capsops.inq.top_exponent(weights)`.
+      top_exponent: An integer, n1; None for `tf_capsops.inq.top_exponent(weights)`.
       axes: As `tf_capsops.inq.top_exponent` takes them; n1 is then an array.
 
     Returns:
@@ -66,6 +67,7 @@ def quantize(weights, bits, top_exponent=None, axes=()):
       ValueError: a weight is infinite or not a number; an argument is not as above; or
         the type cannot hold a power of two, as float32 cannot hold 2^128.
 
+    >>> import tf_capsops
     >>> tf_capsops.inq.quantize([0.75, -0.74, 0.375, 0.1, -0.01], bits=4)
     array([ 1.   , -0.5  ,  0.5  ,  0.125,  0.   ])
     """
@@ -89,6 +91,7 @@ def encode(weights, bits, top_exponent=None, axes=()):
     Raises:
       ValueError: as for `tf_capsops.inq.quantize`.
 
+    >>> import tf_capsops
     >>> tf_capsops.inq.encode([0.75, -0.74, 0.375, 0.1, -0.01], bits=4)
     (array([1, 4, 3, 7, 0], dtype=uint8), 0)
     """
@@ -114,7 +117,7 @@ def decode(codes, bits, top_exponent, dtype="float32", axes=()):
     Args:
       codes: Integers of any shape, as `tf_capsops.inq.encode` makes them.
       bits: Bits of a weight, 2 to 8.
-      top_exponent: n1, an integer, or an array of the sizes of `axes`.
+      top_exponent: An integer, n1, or an array of the sizes of `axes`.
       dtype: The type of the result: float32, float64, float16 or bfloat16.
       axes: As `tf_capsops.inq.encode` takes them.
 
@@ -125,6 +128,7 @@ def decode(codes, bits, top_exponent, dtype="float32", axes=()):
       ValueError: a code is beyond the last one, `2^(bits-1)`; an argument is
         not as above; or `dtype` cannot hold a power of two.
 
+    >>> import tf_capsops
     >>> tf_capsops.inq.decode([[0, 1, 2], [3, 4, 5]], bits=4, top_exponent=1)
     array([[ 0. ,  2. , -2. ],
            [ 1. , -1. ,  0.5]], dtype=float32)

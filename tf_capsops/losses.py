@@ -116,6 +116,8 @@ class SpreadLoss(keras.losses.Loss):
       ValueError: if `steps` is not a positive integer, or the margins are not `0 <
         start <= end <= 1`.
 
+    >>> import keras
+    >>> import tf_capsops
     >>> loss = tf_capsops.losses.SpreadLoss(steps=1000, start=0.5)
     >>> loss.follow(keras.optimizers.Adam())     # whose first step is to come
     >>> float(loss([1], [[0.25, 0.5, 0.75]]))    # 0.25^2 + 0.75^2
@@ -259,6 +261,7 @@ class WeightedBinaryCrossentropy(keras.losses.Loss):
       ValueError: if the weight is not a positive number, or the labels have none of
         these shapes.
 
+    >>> import tf_capsops
     >>> loss = tf_capsops.losses.WeightedBinaryCrossentropy(positive_weight=3)
     >>> round(float(loss([[1.0], [0.0]], [[0.5], [0.5]])), 4)    # (3 + 1) / 2 * log 2
     1.3863

@@ -29,6 +29,7 @@ class ExactMatch(keras.metrics.Mean):
       ValueError: if `objects` is not a positive integer, there are fewer classes than
         `objects`, or the labels have none of these shapes.
 
+    >>> import tf_capsops
     >>> metric = tf_capsops.metrics.ExactMatch(objects=2)
     >>> metric.update_state([[1, 0, 1], [0, 1, 1]], [[0.6, 0.1, 0.4], [0.9, 0.8, 0.1]])
     >>> float(metric.result())
@@ -101,6 +102,7 @@ class Dice(keras.metrics.Metric):
       ValueError: if an argument is not as above, or the labels have none of these
         shapes.
 
+    >>> import tf_capsops
     >>> metric = tf_capsops.metrics.Dice(num_classes=2, class_id=1)
     >>> scores = [[[0.9, 0.1], [0.2, 0.8], [0.3, 0.7]]]
     >>> metric.update_state([[[0], [1], [0]]], scores)

@@ -92,9 +92,9 @@ share = _type(float, lambda value: 0 < value < 1, "a number between 0 and 1")
 DATA = (
     "digits, mnist, fashion_mnist, cifar10, an .npz file, a folder of pictures with a "
     "folder for each class, or with images/ and masks/ (pictures, or NIfTI volumes), "
-    "or one of idx files; or "
+    "or a folder of idx files; or "
     "multimnist, affine_mnist, shifted_mnist, segmented_mnist or moving_mnist, made "
-    "from mnist, or with :FILE.npz from that"
+    "from mnist, or from other digits, as in multimnist:FILE.npz"
 )
 
 
@@ -120,8 +120,8 @@ def add_skip_broken(parser):
         "--skip-broken",
         action="store_const",
         const=True,
-        help="leave out files in a folder that are no pictures or are damaged, and say "
-        "how many there are (default: refuse the folder)",
+        help="leave out files in a folder that are not pictures or are damaged, and "
+        "say how many (default: refuse the folder)",
     )
 
 
@@ -136,7 +136,7 @@ def add_batches(parser, batch_size, rate, learning_rate):
     parser.add_argument(
         "--batch-size",
         type=positive_int,
-        help=f"images that are trained on at a time (default: {batch_size})",
+        help=f"images in a training batch (default: {batch_size})",
     )
     parser.add_argument(
         "--learning-rate",
@@ -162,8 +162,8 @@ def add_nondeterministic(parser):
         "--nondeterministic",
         action="store_const",
         const=True,
-        help="with a seed the fastest kernels all the same, and XLA where there is a "
-        "GPU: a run then repeats but for rounding",
+        help="use the fastest kernels, and XLA on a GPU, even with a seed; repeated "
+        "runs then differ by rounding",
     )
 
 
@@ -172,7 +172,7 @@ def add_output(parser, default):
     parser.add_argument(
         "--output",
         metavar="runs/NAME",
-        help="a new directory; a number is added where it exists (default: "
+        help="a new directory; if it exists, a number is added to its name (default: "
         f"runs/{default})",
     )
 
@@ -182,8 +182,8 @@ def add_resume(parser):
     parser.add_argument(
         "--resume",
         metavar="RUN",
-        help="go on with a run that was stopped or killed, from its directory, with "
-        "the arguments that it was given",
+        help="continue a run that was stopped or killed, with its own options; RUN is "
+        "its directory",
     )
 
 

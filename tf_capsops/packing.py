@@ -27,6 +27,7 @@ def pack(codes, bits):
     Raises:
       ValueError: a code is not in the book, or `bits` is not as above.
 
+    >>> import tf_capsops
     >>> tf_capsops.inq.pack([1, 4, 3, 7, 0], bits=4)
     array([ 65, 115,   0], dtype=uint8)
     """
@@ -51,6 +52,8 @@ def unpack(packed, bits, shape):
       ValueError: `packed` is longer or shorter than such codes are, its last bits are
         not zero, a code is not in the book, or an argument is not as above.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> packed = np.array([65, 115, 0], np.uint8)
     >>> tf_capsops.inq.unpack(packed, bits=4, shape=[5])
     array([1, 4, 3, 7, 0], dtype=uint8)

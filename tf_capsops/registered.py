@@ -14,6 +14,8 @@ def registered(cls):
     and Sphinx would show. Registered classes show the arguments of `__init__`.
 
     >>> import inspect
+    >>> import keras
+    >>> import tf_capsops
     >>> @tf_capsops.registered.registered
     ... class Scale(keras.layers.Layer):
     ...     def __init__(self, factor=2.0):

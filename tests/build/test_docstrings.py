@@ -7,15 +7,14 @@ import importlib
 import inspect
 import pkgutil
 
-import keras
-import numpy as np
 import pytest
-import tensorflow as tf
 
 import tf_capsops
+from tf_capsops import layers
+from tf_capsops.layers.coded import Coded
+from tf_capsops.layers.convolving import Convolving
+from tf_capsops.layers.routing_bits import RoundedRouting
 
-# What an example may use without importing it.
-_NAMES = {"keras": keras, "np": np, "tf": tf, "tf_capsops": tf_capsops}
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -46,7 +45,8 @@ def public_names():
 def test_examples_run(name):
     module = importlib.import_module(name)
     assert module.__doc__
-    result = doctest.testmod(module, extraglobs=_NAMES, optionflags=_OPTIONS)
+    # Without the module's own names, so that a reader can run them, too.
+    result = doctest.testmod(module, globs={}, optionflags=_OPTIONS)
     assert result.failed == 0
 
 
@@ -58,3 +58,25 @@ def test_public_names_have_a_runnable_example(name):
     documentation = inspect.getdoc(member)
     assert documentation.partition("\n")[0].endswith(".")
     assert doctest.DocTestParser().get_examples(documentation)
+
+
+_CAPSULE_LAYERS = [
+    each
+    for each in vars(layers).values()
+    if inspect.isclass(each) and issubclass(each, (Coded, Convolving))
+]
+
+
+@pytest.mark.parametrize("layer", _CAPSULE_LAYERS)
+def test_layers_say_what_goes_in_and_comes_out(layer):
+    text = " ".join(layer.__doc__.split())
+    for end in ("Input", "Output"):
+        assert f"{end} shape: " in text or "Input and output shape: " in text
+
+
+@pytest.mark.parametrize("layer", _CAPSULE_LAYERS)
+def test_layers_show_the_bits_that_they_take(layer):
+    parameters = inspect.signature(layer).parameters
+    assert {"bits", "per_channel"} <= {*parameters}
+    if issubclass(layer, RoundedRouting):
+        assert parameters["routing_bits"].kind is inspect.Parameter.KEYWORD_ONLY

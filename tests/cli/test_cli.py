@@ -295,7 +295,7 @@ def test_other_models_are_named(work, capsys):
             ["train", "--recipe", "capsnet-mnits"],
             "--recipe: there is no recipe 'capsnet-mnits'; did you mean capsnet-mnist?",
         ),
-        (["train", "--resume", "nowhere"], "takes a run's directory, and nowhere is"),
+        (["train", "--resume", "nowhere"], "takes a run's directory: nowhere is not"),
         (["report", "nope"], "report: error: RECIPE must be one of capsnet-digits, p_"),
         (["bench", "--op", "CapsuleRoutng"], "did you mean CapsuleRouting?"),
         (["bench", "--outptu", "x"], "--outptu x; did you mean --output?"),

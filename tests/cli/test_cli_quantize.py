@@ -301,7 +301,8 @@ def test_routing_bits_of_a_model_without_routing(tmp_path, monkeypatch, capsys):
     _data("images.npz")
     command = ["quantize", "model.keras", "--data", "images.npz", "--routing-bits", "4"]
     assert main(command) == 2
-    assert "no layer of the model routes capsules" in capsys.readouterr().err
+    said = "quantize: error: --routing-bits: no layer of the model routes capsules\n"
+    assert said in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -62,6 +62,9 @@ def test_warnings_of_commands_are_one_line(is_command, monkeypatch):
     said = warnings.formatwarning("one\n  two", UserWarning, "file.py", 3)
     assert (said == "warning: one two\n") == is_command
     assert ("file.py" in said) == (not is_command)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    said = warnings.formatwarning("one", UserWarning, "file.py", 3)
+    assert (said == "\r\033[Kwarning: one\n") == is_command  # over a progress bar
 
 
 @pytest.mark.ci

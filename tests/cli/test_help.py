@@ -35,7 +35,11 @@ _ANSWERS = [
     (["train", "--data", "cells/none"], 2, "no data at 'cells/none': there is no such"),
     (["train", "--data", "multimnist:a.npz"], 2, "no data at 'a.npz': there is no"),
     (["train", "--recipe", "inq5-digits", "--epochs", "3"], 2, "no --epochs, which"),
-    (["train", "--resume", "nowhere"], 2, "nowhere is none"),
+    (
+        ["train", "--resume", "nowhere"],
+        2,
+        "takes a run's directory: nowhere is not one",
+    ),
     (["evaluate", "nowhere"], 2, "no model at nowhere"),
     (["predict", "nowhere", "a.png"], 2, "no model at nowhere"),
     (["predict", "model.keras", "none.png"], 2, "there is no file none.png"),

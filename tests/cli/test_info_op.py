@@ -74,6 +74,19 @@ def test_mistakes(arguments, text, capsys):
         ("CapsulePrediction --shape 2x6x8 5x4x5x8", "error: CapsulePrediction: weig"),
         ("CapsuleRouting --shape 2x6x8 6x4x5x8 --argument rounds=2", "rounds"),
         ("HighOrderConv --shape 1x5x5x2 1x5x5x9", "kernel_size"),
+        (
+            "CapsuleConv --shape 1x5x5x2x4x4",
+            "error: --shape: CapsuleConv needs the shapes of inputs, weights, in this "
+            "order, and weights has none",
+        ),
+        (
+            "InqConv --shape 1x5x5x4",
+            "the shapes of inputs, codes, in this order, and c",
+        ),
+        (
+            "CapsuleMoments --shape 1x4 none",
+            "activations, weights, in this order, and w",
+        ),
     ],
 )
 def test_calls_that_the_op_refuses(arguments, text, capsys):

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures and masks in folders: what is read from them, and what is refused."""
 
+import pathlib
 import re
 
+import fresh
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,6 +86,10 @@ def _alone(folder):
     (folder / "masks/1.png").unlink()
 
 
+def _named(folder):
+    (folder / "masks/1.png").rename(folder / "masks/1_mask.png")
+
+
 def _other_size(folder):
     masked_pictures(folder / "other", 1, size=(8, 8))
     (folder / "other/masks/0.png").rename(folder / "masks/1.png")
@@ -130,16 +136,21 @@ def _without_masks(folder):
 @pytest.mark.parametrize(
     "change, text",
     [
-        (_colored, "masks/1.png has colors: masks must be gray"),
+        (_colored, "masks/1.png has colors, or a palette of them: masks must be gray"),
+        (_colored, "docs/segmentation.md shows how to convert masks"),
         (_deep, "masks/1.png has 16 bits for each pixel: masks must have 8 at most"),
-        (_lossy, "masks/1.png is no PNG file: masks must be"),
+        (_lossy, "masks/1.png is no PNG file: masks must be, .* how to convert masks"),
         (_without_masks, "cells has images/ but no masks/"),
-        (_alone, "images/1.png has no mask of the same name"),
+        (_alone, "images/1.png has no mask of the same name$"),
+        (_named, "images/1.png has no mask .*: rename .*masks/1_mask.png to 1.png$"),
         (_other_size, "differ in size: give --image-size PIXELS"),
         (_broken, "masks/1.png cannot be read as a picture"),
         (_one_class, "have one gray, 0: there must be two or more"),
         (_twice, "1.png and .*1.jpg have the same name"),
-        (_no_picture, "notes.txt is no PNG or JPEG picture: take it out"),
+        (
+            _no_picture,
+            "notes.txt is no PNG, JPEG, BMP, GIF or WebP picture: take it out",
+        ),
     ],
 )
 def test_bad_folders_are_named(tmp_path, change, text):
@@ -147,6 +158,36 @@ def test_bad_folders_are_named(tmp_path, change, text):
     change(folder)
     with pytest.raises(ValueError, match=text):
         data.load(folder)
+
+
+def test_the_page_shows_how_to_convert_masks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (fresh.ROOT / "docs/segmentation.md").read_text()
+    (convert,) = re.findall(r"^```python\n(colors = .*?)^```$", page, re.S | re.M)
+    drawn = np.zeros([8, 16, 3], np.uint8)
+    drawn[4:, 8:, 0] = drawn[:4, :8, 1] = 255
+    for folder in ("colored", "cells/images"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, encode in (
+        ("1_mask.png", tf.io.encode_png),
+        ("2.jpg", tf.io.encode_jpeg),
+    ):
+        (tmp_path / "colored" / name).write_bytes(encode(drawn).numpy())
+        _write(tmp_path / "cells/images" / f"{name[0]}.png", drawn)
+    exec(convert, {"np": np, "pathlib": pathlib, "tf": tf})
+    loaded = data.load("cells")
+    assert loaded.class_names == ["0", "1", "2"]
+    expected = 1 * (drawn[..., 0] > 0) + 2 * (drawn[..., 1] > 0)
+    for samples in (loaded.train, loaded.test):
+        _, masks = samples.take([0])
+        np.testing.assert_array_equal(masks[0, ..., 0], expected)
+
+
+def test_empty_folders_may_be_meant_for_pictures_or_volumes(tmp_path):
+    for name in ("images", "masks"):
+        (tmp_path / "scans" / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match="images has no pictures and no NIfTI volumes"):
+        data.load(tmp_path / "scans")
 
 
 def test_a_gray_that_the_network_does_not_know_is_named(tmp_path):

@@ -169,6 +169,12 @@ def test_a_network_reads_volumes_of_other_sizes(tmp_path, capsys):
     assert "give --image-size DEPTH HEIGHT WIDTH" in capsys.readouterr().err
     given += ["--image-size", "8", "8", "16", "--flip"]
     assert main(["train", *given, "--output", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "organs: 3 volumes for training, 1 for testing" in said
+    assert "\ntest voxels right " in said
+    assert main(["evaluate", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "organs: 1 test volumes\nvoxels right " in said and " voxels    Dice" in said
     scan = str(
         _write(tmp_path / "scan.nii.gz", np.eye(21)[..., np.newaxis].repeat(12, -1))
     )

@@ -175,7 +175,7 @@ def _bare(folder):
 
 
 _BAD = [
-    (_text, "pets/train/cat/notes.txt is no PNG or JPEG picture: take it out, or give"),
+    (_text, "pets/train/cat/notes.txt is no PNG, JPEG, BMP, GIF or WebP picture: take"),
     (_renamed, "pets/train/cat/notes.png cannot be read as a picture: take it out, or"),
     (_cut, "pets/train/cat/3.JPG cannot be read as a picture, and 1 more: take it out"),
     (_empty, "pets/test/cow has no pictures: fill the class or remove it"),

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_capsops import inq, layers
+from tf_capsops import data, inq, layers
 from tf_capsops.__main__ import main
+from tf_capsops.data import bitmaps
 
 # Scores are the means of the channels.
 _NAMES = ["red", "green", "blue"]
@@ -112,6 +113,68 @@ def test_quantized_codes(run, capsys):
     assert capsys.readouterr().out == "many/green.png: green 0.8000\n"
 
 
+def _bitmap(colors, row):
+    """Returns a BMP file of 4 x 4 pixels with a palette, which has these equal rows."""
+    palette = b"".join(bytes([*color, 0]) for color in colors)
+    sizes = [54 + len(palette) + 16, 0, 54 + len(palette), 40, 4, 4]
+    head = b"BM" + b"".join(each.to_bytes(4, "little") for each in sizes)
+    head += b"\1\0\10\0" + bytes(16) + len(colors).to_bytes(4, "little") + bytes(4)
+    return head + palette + 4 * bytes(row)
+
+
+_REDS = {
+    "webp": "524946461c000000574542505650384c0f0000002f03c000000710fd8ffe0722a2ff0100",
+    "gif": "47494638376104000400810000ff00000000000000000000002c00000000040004000008090"
+    "001081c48b0208080003b",
+}
+
+
+def test_training_and_predict_read_the_same_formats(run, capsys):
+    red, gray = pathlib.Path("kinds/red"), pathlib.Path("kinds/gray")
+    for folder in (red, gray):
+        folder.mkdir(parents=True)
+    for suffix, content in _REDS.items():
+        (red / f"1.{suffix}").write_bytes(bytes.fromhex(content))
+    for name in ("1.bmp", "2.BMP"):
+        grays = [[each] * 3 for each in range(256)]
+        (gray / name).write_bytes(_bitmap(grays, [51] * 4))
+    assert main(["predict", run, "kinds"]) == 0
+    assert capsys.readouterr().out == (
+        "kinds/gray/1.bmp: red 0.2000\nkinds/gray/2.BMP: red 0.2000\n"
+        "kinds/red/1.gif: red 1.0000\nkinds/red/1.webp: red 1.0000\n"
+    )
+    kinds = data.load("kinds", color_mode="rgb", test_share=0.5)
+    parts = kinds.train, kinds.test
+    images = np.concatenate([part.take([0, 1])[0] for part in parts])
+    colors = sorted(images.mean(axis=(1, 2)).tolist())
+    np.testing.assert_allclose(colors, [[0.2] * 3] * 2 + [[1, 0, 0]] * 2, atol=1e-6)
+
+
+def test_palettes_that_would_be_ignored_are_refused(run, capsys):
+    for folder, name in (("a", "1.bmp"), ("a", "2.bmp"), ("b", "1.bmp")):
+        path = pathlib.Path("palettes", folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_bitmap([[0, 0, 255], [255, 0, 0]], [0, 1, 0, 1]))
+    assert main(["predict", run, "palettes/a/1.bmp"]) == 2
+    said = capsys.readouterr().err
+    assert "a/1.bmp is a BMP picture with a palette: make it PNG" in said
+    with pytest.raises(ValueError, match=r"a/1.bmp cannot be read as a picture, and 2"):
+        data.load("palettes", training=False)
+
+
+def test_animated_webp_pictures_are_refused(run, capsys):
+    """TensorFlow would crash."""
+    start = (
+        b"RIFF" + (200).to_bytes(4, "little") + b"WEBPVP8X" + bytes([10, 0, 0, 0, 2])
+    )
+    pathlib.Path("moving.webp").write_bytes(start + bytes(200))
+    assert main(["predict", run, "moving.webp"]) == 2
+    assert "moving.webp is no picture that can be read" in capsys.readouterr().err
+    assert bool(bitmaps.is_animated_webp(start))
+    assert not bitmaps.is_animated_webp(start[:-1] + b"\x10")
+    assert not bitmaps.is_animated_webp(bytes.fromhex(_REDS["webp"]))
+
+
 def test_others_are_answered_beside_files_that_cannot_be_read(run, capfd):
     pathlib.Path("cut.png").write_bytes(pathlib.Path("gray.png").read_bytes()[:-20])
     pathlib.Path("empty").mkdir()
@@ -124,7 +187,7 @@ def test_others_are_answered_beside_files_that_cannot_be_read(run, capfd):
         for text in (
             "cut.png is no picture that can be read",
             "there is no file none.png",
-            "empty has no PNG or JPEG pictures",
+            "empty has no PNG, JPEG, BMP, GIF or WebP pictures",
             "many/notes.txt is no picture that can be read",
         )
     ]

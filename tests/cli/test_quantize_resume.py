@@ -137,7 +137,7 @@ def test_what_cannot_go_on(stopped, capsys):
     for changed, text in (
         ({"bits": 9}, "bits must be "),
         ({"bits": 4}, "the state to resume is of bits=3, steps=(0.4, 0.7, 1.0), "),
-        ({"seed": "x"}, "stopped/config.json: seed must be int, got 'x'"),
+        ({"seed": "x"}, "stopped/config.json: seed must be an integer >= 0, got 'x'"),
     ):
         runs.write_json(run / runs.CONFIG, {**config, **changed})
         fails(text)

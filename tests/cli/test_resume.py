@@ -273,9 +273,13 @@ def _quantized(run):
             [],
             "history.json is no history of 9 epochs",
         ),
-        (_config(seed="x"), [], "config.json: seed must be int, got 'x'"),
-        (_config(jit=3), [], "config.json: jit must be bool, got 3"),
-        (_config(steps_per_execution=0), [], "steps_per_execution must be int, got 0"),
+        (_config(seed="x"), [], "config.json: seed must be an integer >= 0, got 'x'"),
+        (_config(jit=3), [], "config.json: jit must be true or false, got 3"),
+        (
+            _config(steps_per_execution=0),
+            [],
+            "steps_per_execution must be an integer >= 1, got 0",
+        ),
     ],
 )
 def test_what_cannot_go_on(
@@ -293,3 +297,31 @@ def test_what_cannot_go_on(
     assert main(["train", "--resume", "runs/noise", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "entries, said",
+    [
+        ({"model": "net"}, "config.json: model must be one of capsnet, p_capsnet, "),
+        ({"routing": "fm"}, "config.json: routing must be one of em, vb, dynamic, "),
+        (
+            {"network": {"width": 3}},
+            "config.json describes no network that can be made",
+        ),
+        ({"network": 3}, "config.json describes no network that can be made: "),
+        ({"network": {}}, "config.json describes no network that can be made: "),
+    ],
+)
+def test_a_network_that_was_changed_by_hand(
+    finished, tmp_path, monkeypatch, capsys, entries, said
+):
+    """Only a run without a checkpoint makes it anew."""
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "noise"
+    run.mkdir()
+    shutil.copy(finished[0] / "runs/noise/config.json", run)
+    data_file = str(finished[0] / "noise.npz")
+    _config(data=data_file, deterministic=False, **entries)(run)
+    assert main(["train", "--resume", "noise"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

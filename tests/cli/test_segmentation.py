@@ -295,6 +295,7 @@ def test_other_data_and_commands_are_refused(trained, tmp_path, capsys):
         ),
         (["evaluate", run, "--data", "digits"], "reads masks, and digits has none: gi"),
         (["quantize", run], "segments, which train, evaluate, predict and reconstruct"),
+        (["quantize", run], "take; tf_capsops.inq quantizes it in Python"),
         (["reconstruct", run], "evaluate, predict and reconstruct --routing take"),
         (["predict", run, str(tmp_path), "--top", "2"], "for each pixel: no --top"),
     ):

@@ -108,7 +108,8 @@ def test_a_u_net_that_rounds_up_does_not_open(tmp_path, capsys):
     given = [str(tmp_path / "model.keras"), str(tmp_path / "cells/images"), "--tile"]
     assert main(["predict", *given, "64"]) == 2
     assert (
-        "for images of 13 x 9 pixels alone, which 8 does not" in capsys.readouterr().err
+        "only images of 13 x 9 pixels, which are not multiples"
+        in capsys.readouterr().err
     )
 
 

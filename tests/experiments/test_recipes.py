@@ -246,7 +246,7 @@ def test_options_override_and_the_run_says_so(option, value, changed):
         ),
         (
             ["--validation", "0.0001"],
-            "--validation 0.0001 of 1437 images leaves a part",
+            "--validation 0.0001 of 1437 images leaves one part empty",
         ),
         (["--validation", "2"], "must be a number between 0 and 1, got '2'"),
         (["--distortion", "1", "-2", "0"], "must be a number >= 0, got '-2'"),

@@ -246,6 +246,10 @@ def test_without_runs_there_is_no_picture(tmp_path, monkeypatch, capsys):
             ["capsnet-digit"],
             "RECIPE: there is no recipe 'capsnet-digit'; did you mean capsnet-digits?",
         ),
+        (
+            ["inq5-"],
+            "RECIPE: there is no recipe 'inq5-'; similar are inq5-digits",
+        ),
         (["--runs", "broken.json"], "--runs must be a directory, got broken.json"),
         (["--results", "runs"], "runs: Is a directory"),
         (["--results", "broken.json/new.json"], "cannot make the directory broken"),

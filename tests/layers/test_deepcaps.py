@@ -182,6 +182,7 @@ def test_a_functional_model_has_the_same_outputs(tmp_path):
     outputs = model(_IMAGES)
     for name, each in functional(_IMAGES).items():
         np.testing.assert_allclose(each, outputs[name], atol=1e-6)
+    assert functional.inference_model() is functional
     assert inq.report(model)
 
 

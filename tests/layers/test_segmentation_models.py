@@ -359,6 +359,8 @@ def test_training_needs_masks(name):
             "unet: input_shape must be an integer >= 1, got 0",
         ),
         (lambda: unet((8, 8, 1), 3, size=1), "unet: size must be 'paper' or 'small'"),
+        (lambda: unet((8, 8, 8, 1), 3), "8, 1): the network reads images, not volumes"),
+        (lambda: ucaps3d((8, 8, 1), 3), "8, 1): the network reads volumes, not images"),
     ],
 )
 def test_errors_say_what_is_wrong(make, text):

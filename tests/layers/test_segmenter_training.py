@@ -131,7 +131,8 @@ def test_weights_and_masks_are_one_array(build):
 )
 def test_open_sizes_are_multiples(build, shape, multiple):
     model = _model(build, shape, compiled=build is not unet)
-    text = f"{model.name}: sizes of images must be multiples of {multiple}"
+    kind = "volumes" if build is ucaps3d else "images"
+    text = f"{model.name}: sizes of {kind} must be multiples of {multiple}"
     fits = [size or multiple for size in shape[:-1]]
     other = [*fits[:-1], multiple + 4]
     images = np.zeros([1, *other, 1], np.float32)

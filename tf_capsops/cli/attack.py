@@ -28,18 +28,18 @@ def add_arguments(parser):
         type=options.share,
         nargs="+",
         default=_EPSILONS,
-        help="the most that a pixel changes, of values from 0 to 1 (default: "
+        help="the most that a pixel may change; pixels are from 0 to 1 (default: "
         f"{' '.join(map(str, _EPSILONS))})",
     )
     parser.add_argument(
         "--steps",
         type=options.positive_int,
-        help=f"of pgd (default: {_STEPS})",
+        help=f"steps of pgd (default: {_STEPS})",
     )
     parser.add_argument(
         "--step-size",
         type=options.positive_float,
-        help="what a step of pgd adds to a pixel (default: 2.5 epsilon / steps)",
+        help="how much a step of pgd changes a pixel (default: 2.5 epsilon / steps)",
     )
     parser.add_argument(
         "--loss",
@@ -58,14 +58,14 @@ def add_arguments(parser):
     parser.add_argument(
         "--detect",
         action="store_true",
-        help="tell changed images by how far their reconstructions are from them "
-        "(Frosst et al. 2018)",
+        help="detect changed images by the error of their reconstructions (Frosst et "
+        "al. 2018)",
     )
     parser.add_argument(
         "--images",
         type=options.positive_int,
         default=1000,
-        help="how many of the first test images (default: %(default)s)",
+        help="how many test images to change, from the first on (default: %(default)s)",
     )
     parser.add_argument(
         "--batch-size",
@@ -82,8 +82,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where the .json and .png go, called attack-METHOD and by what else is "
-        "asked of --loss and --from (default: next to the model)",
+        help="where the .json and .png go; they are called attack-METHOD, with --loss "
+        "and --from added if given (default: next to the model)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -3,6 +3,7 @@
 """Which GPU kernels can run a call of an op, and why the others cannot."""
 
 import ast
+import inspect
 import math
 import re
 
@@ -18,6 +19,8 @@ _FUNCTIONS = {
     "InqConv": "inq_conv2d",
     "InqConvInt8": "inq_conv2d_int8",
 }
+# Arguments without a default that are no tensors with a shape of interest.
+_NUMBERS = ("kernel_size", "top_exponent", "scale", "zero_point")
 _MOST_NUMBERS = 2**48
 _SHAPE = re.compile(r"\d{1,9}(x\d{1,9})*")
 
@@ -113,6 +116,20 @@ def run(args):
     return 0
 
 
+def _check_count(args, function):
+    """Raises a CommandError if a tensor that an op needs has no shape."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.default is each.empty]
+    needed = [each for each in names if each not in _NUMBERS]
+    given = {each.partition("=")[0] for each in args.argument or ()}
+    missing = [each for each in needed[len(args.shape) :] if each not in given]
+    if missing:
+        raise CommandError(
+            f"--shape: {args.op} needs the shapes of {', '.join(needed)}, in this "
+            f"order, and {missing[0]} has none"
+        )
+
+
 def _call(args):
     import tensorflow as tf
 
@@ -138,6 +155,7 @@ def _call(args):
         except (SyntaxError, ValueError):
             options[name] = value
     function = getattr(tf_capsops, _FUNCTIONS[args.op])
+    _check_count(args, function)
     watched = [each for each in (*tensors, *options.values()) if tf.is_tensor(each)]
     watched = [tensor for tensor in watched if tensor.dtype.is_floating]
     with reported(TypeError, ValueError, tf.errors.OpError):

@@ -26,7 +26,8 @@ def add_arguments(parser):
         "--noise",
         type=options.positive_float,
         default=25.0,
-        help="standard deviation of the Gaussian noise, of 255 (default: %(default)g)",
+        help="standard deviation of the Gaussian noise, for pixels from 0 to 255 "
+        "(default: %(default)g)",
     )
     parser.add_argument(
         "--epochs",

@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the test accuracy of a trained model, and what it takes for what."""
+"""Prints the test accuracy and the confusion matrix of a trained model."""
 
 import json
 import os
@@ -25,8 +25,8 @@ def add_arguments(parser):
         "--output",
         metavar="DIRECTORY",
         help="where confusion.png and confusion.json go, or with masks "
-        "segmentation.json and overlays.png (default: next to the model; results on "
-        "other data than the run's have its name appended)",
+        "segmentation.json and overlays.png (default: next to the model; the name of "
+        "data other than the run's is added to theirs)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -148,7 +148,7 @@ def _classification(args, model, dataset, directory, output):
 
 def _segmentation(args, model, dataset, directory, output):
     """Evaluates a network that segments."""
-    from tf_capsops.cli import evaluation
+    from tf_capsops.cli import evaluation, image_sizes
 
     batch_size = args.batch_size or 8
     matrix, dice = evaluation.count_pixels(model, dataset.test, batch_size)
@@ -164,7 +164,10 @@ def _segmentation(args, model, dataset, directory, output):
         "pixels": matrix.sum(axis=1).tolist(),
         "confusion": matrix.tolist(),
     }
-    print(json.dumps(result) if args.json else _text_of_masks(result), flush=True)
+    said = image_sizes.words(dataset.image_shape)
+    print(
+        json.dumps(result) if args.json else _text_of_masks(result, *said), flush=True
+    )
     output.write(
         {
             "segmentation.json": lambda path: runs.write_json(path, result),
@@ -189,16 +192,21 @@ def _draw(model, dataset, dice, names, path):
     overlays.draw(samples, read, [dice[each] for each in numbers], names, path)
 
 
-def _text_of_masks(result):
-    """Returns the text that is printed for masks."""
+def _text_of_masks(result, kind, parts):
+    """Returns the text that is printed for masks.
+
+    Args:
+      result: the content of `segmentation.json`.
+      kind, parts: what the images are called, and what they consist of.
+    """
     names = result["class_names"]
     wide = max(5, *map(len, names))
     lines = [
-        f"{result['data']}: {result['images']} test images",
-        f"pixels right {result['pixel_accuracy']:.2%}",
+        f"{result['data']}: {result['images']} test {kind}",
+        f"{parts} right {result['pixel_accuracy']:.2%}",
         f"Dice {result['mean_dice']:.4f}, IoU {result['mean_iou']:.4f}, means of "
         "classes",
-        f"{'class':{wide}}      pixels    Dice     IoU",
+        f"{'class':{wide}}      {parts}    Dice     IoU",
     ]
     for name, pixels, *shares in zip(
         names, result["pixels"], result["dice"], result["iou"]

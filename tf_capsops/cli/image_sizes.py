@@ -9,13 +9,19 @@ from tf_capsops.errors import CommandError
 _LARGEST = 64  # the largest size that is tried
 
 
+def words(image_shape):
+    """Returns what images of a shape are called, and what they consist of."""
+    volumes = len(image_shape) == 4
+    return ("volumes", "voxels") if volumes else ("images", "pixels")
+
+
 def require_takes(model, shape, dataset):
     """Raises a CommandError unless a model takes the images of a data set."""
     wanted = tuple(dataset.image_shape)
     if not all(size in (None, given) for size, given in zip(shape, wanted)):
         raise CommandError(
-            f"the model takes images of shape {shape}, but those of {dataset.name} "
-            f"have {wanted}"
+            f"the model takes {words(shape)[0]} of shape {shape}, but those of "
+            f"{dataset.name} have {wanted}"
         )
     if None in shape and not takes(model, wanted):
         raise CommandError(refusal(model, f"those of {dataset.name}", wanted))
@@ -34,7 +40,8 @@ def refusal(model, images, image_shape):
     """Says that a model that leaves sizes open takes no images of this shape."""
     return (
         too_small("the model", images, image_shape, lambda shape: takes(model, shape))
-        or f"the model takes no images of shape {image_shape}, as {images}"
+        or f"the model takes no {words(image_shape)[0]} of shape {image_shape}, as "
+        f"{images}"
     )
 
 
@@ -48,10 +55,11 @@ def too_small(network, images, image_shape, takes):
     """
     *sides, channels = image_shape
     size = "x".join(map(str, sides))
+    kind, parts = words(image_shape)
     for least in range(min(sides) + 1, _LARGEST + 1):
         if takes((*(max(side, least) for side in sides), channels)):
             return (
-                f"{network} takes no images as small as {images} ({size}); each side "
-                f"must have at least {least} pixels"
+                f"{network} takes no {kind} as small as {images} ({size}); each side "
+                f"must have at least {least} {parts}"
             )
     return None

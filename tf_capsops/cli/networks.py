@@ -301,9 +301,10 @@ def open_model(
     source = source or runs.remembered_data(directory)
     model, shape, classes = load(path)
     if segments(model) and not takes_masks:
+        others = "; tf_capsops.inq quantizes it in Python" if training else ""
         raise CommandError(
             f"{path} holds a network that segments, which train, evaluate, predict and "
-            "reconstruct --routing take"
+            f"reconstruct --routing take{others}"
         )
     options = {"skip_broken": True} if skip_broken else {}
     if data.is_pictures(source):

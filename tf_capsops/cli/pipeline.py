@@ -5,6 +5,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tf_capsops.cli import image_sizes
 from tf_capsops.cli.distortions import distort, distort_masks
 from tf_capsops.errors import CommandError, reported
 from tf_capsops.untuned import untuned
@@ -30,8 +31,9 @@ def held_out(dataset, share):
     images = len(dataset.train)
     count = round(share * images)
     if not 0 < count < images:
+        kind, _ = image_sizes.words(dataset.image_shape)
         raise CommandError(
-            f"--validation {share:g} of {images} images leaves a part without any"
+            f"--validation {share:g} of {images} {kind} leaves one part empty"
         )
     order = np.random.default_rng(_SEED).permutation(images)
     with reported(ValueError):

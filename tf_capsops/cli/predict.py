@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Says what is on pictures: a class and its score for each, or writes masks."""
+"""Prints the class of each picture and its score, or writes its mask."""
 
 import json
 import pathlib
@@ -22,15 +22,15 @@ def add_arguments(parser):
         "pictures",
         metavar="FILE|FOLDER",
         nargs="+",
-        help="PNG and JPEG pictures, or folders with such, however deep; they are "
-        "resized to what the network takes, and converted to gray or color; NIfTI "
-        "volumes for a network that segments volumes",
+        help="pictures (PNG, JPEG, BMP, GIF, WebP), or folders with such, however "
+        "deep; they are resized to what the network takes, and converted to gray or "
+        "color; NIfTI volumes for a network that segments volumes",
     )
     parser.add_argument(
         "--top",
         type=options.positive_int,
         metavar="K",
-        help="the K classes of the highest scores, the best first (default: as many "
+        help="the K classes with the highest scores, the best first (default: as many "
         "as an image shows, which is one for most networks)",
     )
     parser.add_argument(
@@ -42,9 +42,9 @@ def add_arguments(parser):
     group.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where masks go, PNG or NIfTI files of the pictures' or volumes' names "
-        "and sizes, numbered where another file has that name (default: masks next to "
-        "the model)",
+        help="where masks go: PNG or NIfTI files with the names and sizes of the "
+        "pictures or volumes, numbered if another file has that name (default: masks/ "
+        "next to the model)",
     )
     group.add_argument(
         "--tile",
@@ -59,8 +59,8 @@ def add_arguments(parser):
         "--overlays",
         action="store_const",
         const=True,
-        help="draw the masks over their pictures, too, or over the middle slices of "
-        "volumes, in overlays/ next to them",
+        help="also draw the masks over their pictures, or over the middle slices of "
+        "volumes, in overlays/ next to the masks",
     )
 
 

@@ -52,7 +52,7 @@ class Masks:
         self._values = np.array(pairs.values(names), np.uint8)
         self._kind, self._output, self._written = kind, output, {}
         self._suffix = ".png" if kind is pairs.PICTURES else ".nii.gz"
-        _check_output(files, output)
+        _check_output(files, output, kind)
         self._check_images(files)
         self._warned = False
         self.image_shape = tuple(self._model.input_shape[1:])
@@ -120,8 +120,9 @@ class Masks:
         tile = tiles.tile_of(self._model, self._tile)
         if not self._warned and tile < size and max(image.shape[:-1]) > tile:
             self._warned = True
+            parts = "voxels" if self._are_volumes else "pixels"
             print(
-                f"warning: a tile of {tile} pixels shows less than the network sees "
+                f"warning: a tile of {tile} {parts} shows less than the network sees "
                 f"around each pixel, and masks may have seams: --tile {size} has none",
                 file=sys.stderr,
             )
@@ -134,7 +135,7 @@ class Masks:
         masks.write_png(target, overlays.overlaid(image, classes))
 
 
-def _check_output(files, output):
+def _check_output(files, output, kind):
     """Raises a CommandError if the masks would go into a folder of true masks.
 
     Such a folder is called `masks` and is next to an `images` folder, either as given
@@ -151,6 +152,6 @@ def _check_output(files, output):
             images = folder.parent / "images"
         if images:
             raise CommandError(
-                f"{folder} has the masks of the pictures in {images}: give another "
+                f"{folder} has the masks of the {kind.name}s in {images}: give another "
                 "--output"
             )

@@ -69,10 +69,7 @@ def run(args):
     distortion = trained["distortion"]
     options = {name: getattr(args, name) for name in recipes.QUANTIZED_WITH}
     steps = _callback(model, args.bits, fractions, epochs_per_step, options)
-    with reported(Exception):  # another author's model may raise anything
-        rounded, float_bytes = coded_networks.rehearsed(
-            model, steps, args.routing_bits, dataset.train
-        )
+    rounded, float_bytes = _rehearsed(model, steps, args.routing_bits, dataset.train)
     share = trained["validation"]
     dataset, part = pipeline.held_out(dataset, share), pipeline.part(share)
     batches = runs.steps(len(dataset.train), batch_size, trained["steps_per_epoch"])
@@ -167,7 +164,7 @@ def resume(directory, epoch, path):
     history = runs.read_history(directory, epoch)
     with runs.in_use(directory):
         if runs.newest_checkpoint(directory) != (epoch, path):
-            raise CommandError(f"another process has trained {directory} meanwhile")
+            raise CommandError(f"meanwhile another process has trained {directory}")
         print(f"{directory}: on from epoch {epoch} of {config['epochs']}", flush=True)
         return _fit(model, dataset, directory, config, steps, report, epoch, history)
 
@@ -189,6 +186,16 @@ def _callback(model, bits, fractions, epochs_per_step, options):
         return inq.IncrementalQuantization(
             *(model, bits, fractions, epochs_per_step), **options
         )
+
+
+def _rehearsed(model, steps, routing_bits, samples):
+    """Calls `coded_networks.rehearsed`, whose messages then name our options."""
+    try:
+        with reported(Exception):  # another author's model may raise anything
+            return coded_networks.rehearsed(model, steps, routing_bits, samples)
+    except CommandError as error:
+        text = str(error).replace("convert: routing_bits: ", "--routing-bits: ")
+        raise CommandError(text) from error
 
 
 def _fit(model, dataset, directory, config, steps, report, epoch=0, history=None):

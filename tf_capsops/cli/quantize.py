@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes a trained model to weights of few bits, in steps with training between.
+"""Quantizes a trained model to weights of few bits, in steps with training in between.
 
 This module has the options; `quantization` does the rest.
 """
@@ -18,10 +18,10 @@ def add_arguments(parser):
         type=int,
         choices=range(2, 9),
         metavar="2..8",
-        help="bits of a weight (default: 5)",
+        help="bits per weight (default: 5)",
     )
     for name, text in (
-        ("activation", "what layers read and capsules give, also in the training"),
+        ("activation", "inputs of layers and outputs of capsules, also in training"),
         ("routing", "the arrays of routing by agreement, in codes.keras"),
     ):
         parser.add_argument(
@@ -42,8 +42,8 @@ def add_arguments(parser):
         "--straight-through",
         action="store_const",
         const=True,
-        help="train quantized weights from code to code after the last step, and take "
-        "one by default; helps with 3 bits and fewer",
+        help="go on training after the last step, and let weights move from code to "
+        "code; there is then one step by default. Helps with 3 bits and fewer",
     )
     parser.add_argument(
         "--steps",
@@ -60,7 +60,7 @@ def add_arguments(parser):
         help="how often to train on every image in a step (default: a tenth of the "
         "epochs of the run, three tenths with --straight-through)",
     )
-    rate = "the learning rate at the start of each step, from where it falls to zero"
+    rate = "the learning rate at the start of each step; it falls to zero by its end"
     trained = "as the run was trained, or"
     options.add_batches(parser, f"{trained} 128", rate, f"{trained} 0.001")
     options.add_seed(parser)

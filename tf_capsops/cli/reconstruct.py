@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Draws pictures of a network's routing as PNG files, and of what a capsnet decodes.
+"""Draws a network's routing, and the reconstructions of a capsnet, as PNG files.
 
 They show routing coefficients, and for a capsnet reconstructions and perturbations of
 each dimension of a capsule. For a capsnet that holds codes, they show reconstructions
@@ -21,15 +21,15 @@ def add_arguments(parser):
     parser.add_argument(
         "--output",
         metavar="DIRECTORY",
-        help="where the files go; existing ones are kept (default: beside the model)",
+        help="where the files go; existing ones are kept (default: next to the model)",
     )
     parser.add_argument(
         "--beside",
         metavar="RUN_OR_MODEL",
         nargs="+",
         default=[],
-        help="other networks that read the same images; comparison.png shows what the "
-        "routing of all of them makes of ten",
+        help="other networks that read the same images; comparison.png shows the "
+        "routing of all of them for ten images",
     )
     parser.add_argument(
         "--images",

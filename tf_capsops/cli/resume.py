@@ -5,11 +5,12 @@
 Either command resumes runs of both.
 """
 
+import contextlib
 import os
 import pathlib
 
 from tf_capsops import options
-from tf_capsops.cli import runs
+from tf_capsops.cli import presets, runs
 from tf_capsops.errors import CommandError, require
 
 # The entries of `config.json` that `networks.make` needs.
@@ -58,11 +59,12 @@ def run(args):
     networks.seed_everything(config["seed"], config["deterministic"])
     if path is None:
         described = {**runs.read_config(directory), **config}
-        model = training.compiled(described, dataset, strategy)
+        with _named(directory / runs.CONFIG, described):
+            model = training.compiled(described, dataset, strategy)
     networks.use_xla(model, "on" if config["jit"] else "off", seed)
     with distribution.writing(strategy, lambda: directory) as place:
         if _checkpoint(directory) != (epoch, path):
-            raise CommandError(f"another process has trained {directory} meanwhile")
+            raise CommandError(f"meanwhile another process has trained {directory}")
         begins = f"on from epoch {epoch}" if path else "no checkpoint yet, from epoch 0"
         print(f"{directory}: {begins} of {config['epochs']}", flush=True)
         distortion = config["distortion"]
@@ -72,6 +74,28 @@ def run(args):
 def _is_quantized(config):
     """Whether `config.json` belongs to a run of `quantize`."""
     return "source" in config
+
+
+@contextlib.contextmanager
+def _named(path, config):
+    """In its block, a network is made; errors name the `config.json` at `path`.
+
+    Raises:
+      CommandError: if no such network can be made, as after a change by hand.
+    """
+    for entry, known in {"model": presets.PRESETS, "routing": presets.RULES}.items():
+        names = list(known)
+        if config[entry] not in [*names, *[None] * (entry == "routing")]:
+            raise CommandError(
+                f"{path}: {entry} must be one of {', '.join(names)}, got "
+                f"{config[entry]!r}"
+            )
+    try:
+        yield
+    except (AttributeError, CommandError, KeyError, TypeError) as error:
+        raise CommandError(
+            f"{path} describes no network that can be made: {error}"
+        ) from error
 
 
 def _data(directory):
@@ -96,7 +120,7 @@ def _checkpoint(directory):
       CommandError: if it is no run, or there is nothing to resume.
     """
     if not directory.is_dir():
-        raise CommandError(f"--resume takes a run's directory, and {directory} is none")
+        raise CommandError(f"--resume takes a run's directory: {directory} is not one")
     epoch, path = runs.newest_checkpoint(directory)
     if path:
         return epoch, path

@@ -304,10 +304,10 @@ _ENTRIES = {
     "distortion": (f"an object of {', '.join(_AMOUNTS)}, numbers >= 0", _is_distortion),
     "validation": ("between 0 and 1 or null", _is_share),
     "class_weight": ("balanced or null", lambda value: value in (None, "balanced")),
-    "seed": ("int", _is_int(0)),
-    "deterministic": ("bool", _is_bool),
-    "jit": ("bool", _is_bool),
-    "steps_per_execution": ("int", _is_int(1)),
+    "seed": ("an integer >= 0", _is_int(0)),
+    "deterministic": ("true or false", _is_bool),
+    "jit": ("true or false", _is_bool),
+    "steps_per_execution": ("an integer >= 1", _is_int(1)),
     "distribute": (
         "mirrored, multiworker or null",
         lambda value: value in (None, "mirrored", "multiworker"),
@@ -350,7 +350,7 @@ def remembered_data(directory):
     """
     config = directory / CONFIG
     if not config.is_file():
-        raise CommandError(f"no {config} to name the data: give --data")
+        raise CommandError(f"there is no {config} that names the data: give --data")
     source = read_config(directory).get("data")
     if not isinstance(source, str):
         raise CommandError(f"{config} does not name the data: give --data")

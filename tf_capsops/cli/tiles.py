@@ -37,10 +37,10 @@ def opened(model):
     if not any(sizes):
         return model
     if any(size and size % model.multiple for size in sizes):
-        alone = " x ".join(str(size or "any") for size in reversed(sizes))
+        only = " x ".join(str(size or "any") for size in reversed(sizes))
         raise CommandError(
-            f"the network is for images of {alone} pixels alone, which "
-            f"{model.multiple} does not divide"
+            f"the network takes only images of {only} pixels, which are not multiples "
+            f"of {model.multiple}"
         )
 
     def clone(part):

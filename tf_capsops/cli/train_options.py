@@ -30,16 +30,16 @@ def _add_data(group):
         type=options.positive_int,
         nargs="+",
         metavar="PIXELS",
-        help="resize the pictures of a folder to this height and width, or height "
-        "alone if they are the same; cut and pad volumes to this depth, height and "
-        "width; put segmented or moving digits on images of this size (default: the "
-        "size that all have)",
+        help="resize the pictures of a folder to this height and width (one number "
+        "if they are the same); cut and pad volumes to this depth, height and width; "
+        "put segmented or moving digits on images of this size (default: the size "
+        "that all have)",
     )
     group.add_argument(
         "--color-mode",
         choices=["grayscale", "rgb"],
-        help="convert the pictures of a folder to gray or to color (default: what all "
-        "pictures are)",
+        help="convert the pictures of a folder to gray or to color (default: leave "
+        "them as they are, if they are all alike)",
     )
     group.add_argument(
         "--test-share",
@@ -54,8 +54,8 @@ def _add_data(group):
         type=options.share,
         metavar="SHARE",
         help="hold out this share of the training images, the same ones in every run, "
-        "and judge by them instead of the test images; for choosing options (default: "
-        "train on all, and test)",
+        "and test on them instead of the test images; for choosing options (default: "
+        "train on all, and use the test images)",
     )
 
 
@@ -63,8 +63,8 @@ def _add_network(group):
     group.add_argument(
         "--recipe",
         metavar="NAME",
-        help="everything that a result is trained with, options of one's own aside: "
-        f"{', '.join(recipes.RECIPES)}",
+        help="all settings of one of our results; options that you add replace its "
+        f"own: {', '.join(recipes.RECIPES)}",
     )
     group.add_argument(
         "--model",
@@ -102,15 +102,15 @@ def _add_network(group):
     group.add_argument(
         "--reconstruction-weight",
         type=options.positive_float,
-        help="what the squared error of a reconstruction, summed over an image, counts "
-        "beside the margin loss, for capsnet and segcaps; more for images of few "
-        "pixels or of colors, which stay gray (default: as the preset has it, such as "
-        "0.0005 for compact)",
+        help="weight in the loss of the reconstruction's squared error, summed over "
+        "an image, for capsnet, deepcaps, segcaps and ucaps3d; raise it for images of "
+        "few pixels, and if reconstructions of colors stay gray (default: the "
+        "preset's, such as 0.0005 for compact)",
     )
 
 
 def _add_schedule(group):
-    preset = "as the preset has it"
+    preset = "the preset's"
     group.add_argument(
         "--epochs",
         type=options.positive_int,
@@ -119,17 +119,17 @@ def _add_schedule(group):
     group.add_argument(
         "--steps-per-epoch",
         type=options.positive_int,
-        help="end an epoch after so many batches; the next one chooses anew from all "
-        "images (default: as many as all images make)",
+        help="batches in an epoch; each epoch draws anew from all images (default: "
+        "enough for all images)",
     )
-    rate = "the highest; it rises from zero in the first twentieth of the training, and"
-    options.add_batches(group, preset, f"{rate} then falls to zero", preset)
+    rate = "the peak learning rate; it rises from zero during the first twentieth of "
+    rate += "the training and then falls to zero"
+    options.add_batches(group, preset, rate, preset)
     group.add_argument(
         "--class-weight",
         choices=["balanced"],
-        help="balanced: let classes of few images count as much in the loss as those "
-        "of many, and pixels of masks more if their class is rare (default: all count "
-        "alike)",
+        help="balanced: rare classes count as much in the loss as common ones, and "
+        "in masks, pixels of rare classes count more (default: all count alike)",
     )
 
 
@@ -139,21 +139,21 @@ def _add_distortions(group):
         type=options.float_from_zero,
         nargs=3,
         metavar=("PIXELS", "DEGREES", "ZOOM"),
-        help="shift, turn and zoom by up to these amounts; 2 15 0.1 makes an image up "
-        "to a tenth larger or smaller (default: as the preset has it, such as 2 0 0 "
+        help="shift, rotate and zoom by up to these amounts; a zoom of 0.1 makes an "
+        "image up to a tenth larger or smaller (default: the preset's, such as 2 0 0 "
         "for sabour)",
     )
     group.add_argument(
         "--elastic",
         type=options.positive_float,
         metavar="PIXELS",
-        help="bend images smoothly, by up to so many pixels in each direction",
+        help="bend images smoothly, by up to this many pixels in each direction",
     )
     group.add_argument(
         "--flip",
         action="store_const",
         const=True,
-        help="exchange left and right in half of the images",
+        help="mirror half of the images, left to right",
     )
     group.add_argument(
         "--brightness",
@@ -186,21 +186,21 @@ def _add_execution(group):
     group.add_argument(
         "--jit",
         choices=["auto", "on", "off"],
-        help="compile with XLA; auto does so where there is a GPU and no --seed "
+        help="compile with XLA; auto does so if there is a GPU and no --seed "
         "(default: auto)",
     )
     group.add_argument(
         "--steps-per-execution",
         type=options.positive_int,
-        help="batches from one look at the training to the next; more cost less time "
-        "where batches are quick (default: up to 20 where there is a GPU, else 1)",
+        help="batches that are trained on in one call of TensorFlow; more take less "
+        "time if batches are quick (default: up to 20 with a GPU, else 1)",
     )
     group.add_argument(
         "--distribute",
         choices=["mirrored", "multiworker"],
-        help="divide every batch among all GPUs, or where there is none all logical "
-        "CPUs, of this process or of all processes that TF_CONFIG names (default: "
-        "one device)",
+        help="divide every batch among all GPUs (without a GPU, all logical CPUs): "
+        "mirrored, those of this process; multiworker, those of all processes that "
+        "TF_CONFIG names (default: one device)",
     )
     options.add_seed(group)
     options.add_nondeterministic(group)

@@ -80,8 +80,9 @@ def run(args):
     distribution.check_shares(strategy, len(dataset.train), batch_size)
     with distribution.writing(strategy, lambda: runs.create(wanted)) as directory:
         runs.write_json(directory / runs.CONFIG, config)
+        kind, _ = image_sizes.words(dataset.image_shape)
         print(
-            f"{dataset.name}: {len(dataset.train)} images for training, "
+            f"{dataset.name}: {len(dataset.train)} {kind} for training, "
             f"{len(dataset.test)} for {pipeline.purpose(args.validation)}, "
             f"{dataset.num_classes} classes{_named(described)}\n"
             f"{_title(config)}: {model.count_params():,} parameters, "
@@ -233,8 +234,9 @@ def _save(model, dataset, directory, config, history, clock, seconds, stopped):
         of = {"part": judged, "images": len(dataset.test)}
         if dataset.has_masks:
             of |= {"pixel_accuracy": accuracy, "dice": history["val_dice"][-1]}
+            _, parts = image_sizes.words(dataset.image_shape)
             said.append(
-                f"{judged} pixels right {accuracy:.2%}, Dice {of['dice']:.4f}, the "
+                f"{judged} {parts} right {accuracy:.2%}, Dice {of['dice']:.4f}, the "
                 "mean of the classes"
             )
         else:

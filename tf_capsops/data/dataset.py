@@ -22,6 +22,7 @@ class Dataset:
     `[N, H, W, C]`, or with one more axis in both for volumes. `train` and `test` give
     the same as `Samples`, which every data set has; a target is the label or the mask.
 
+    >>> import numpy as np
     >>> from tf_capsops import data
     >>> images, labels = np.zeros([2, 8, 8, 1], np.float32), np.arange(2, dtype="int32")
     >>> dataset = data.Dataset("blanks", images, labels, images, labels)

@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import pathlib
 
-SUFFIXES = (".jpeg", ".jpg", ".png")
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
+FORMS = "PNG, JPEG, BMP, GIF or WebP"  # in the words of messages
 TEST_SHARE = 0.2
 # Files that file managers leave behind.
 _LEFT_BEHIND = ("desktop.ini", "thumbs.db")
@@ -111,7 +112,7 @@ def takes_for_class(folder, path):
 
 
 def is_picture(path):
-    """Whether a file has the suffix of a PNG or JPEG picture."""
+    """Whether a file has the suffix of a picture."""
     return path.suffix.lower() in SUFFIXES
 
 
@@ -161,7 +162,7 @@ def _pictures(folder, skipped):
             pictures.append(path)
         elif skipped is None:
             raise ValueError(
-                f"{path} is no PNG or JPEG picture: take it out, or give --skip-broken"
+                f"{path} is no {FORMS} picture: take it out, or give --skip-broken"
             )
         else:
             skipped.append(str(path))

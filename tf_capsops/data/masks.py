@@ -14,6 +14,7 @@ from tf_capsops.data import pairs, pictures
 from tf_capsops.data.samples import on_processor
 
 _PNG = b"\x89PNG\r\n\x1a\n"  # the first bytes of a PNG file
+_REMEDY = "; docs/segmentation.md shows how to convert masks"
 _DEPTH = 24  # the place of the byte in a PNG file with the number of bits per channel
 
 
@@ -145,11 +146,12 @@ def _check_form(path, channels):
         start = file.read(_DEPTH + 1)
     if not start.startswith(_PNG):
         raise ValueError(
-            f"{path} is no PNG file: masks must be, for JPEG changes grays"
+            f"{path} is no PNG file: masks must be, for JPEG changes grays{_REMEDY}"
         )
     if channels > 2:
         raise ValueError(
-            f"{path} has colors: masks must be gray, with a gray for each class"
+            f"{path} has colors, or a palette of them: masks must be gray, with a gray "
+            f"for each class{_REMEDY}"
         )
     if start[_DEPTH] > 8:
         raise ValueError(

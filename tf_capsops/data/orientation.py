@@ -37,10 +37,10 @@ def upright(picture, number):
     return tf.cond(number > 1, turned, lambda: picture)
 
 
-def of_file(path):
-    """Returns the `orientation` of the picture in a file."""
+def header(path):
+    """Returns the bytes at the beginning of a file that `orientation` takes."""
     with open(path, "rb") as file:
-        return orientation(file.read(HEADER))
+        return file.read(HEADER)
 
 
 def orientation(contents):

@@ -36,7 +36,7 @@ class Kind:
         return None
 
 
-PICTURES = Kind("picture", "PNG or JPEG picture", folders.SUFFIXES, "gray")
+PICTURES = Kind("picture", f"{folders.FORMS} picture", folders.SUFFIXES, "gray")
 VOLUMES = Kind("volume", "NIfTI volume", (".nii", ".nii.gz"), "label")
 
 
@@ -99,7 +99,7 @@ def find(kind, folder, seed, test_share, training):
             raise ValueError(f"{folder} has test/: no --test-share")
         if training:
             raise ValueError(
-                f"{folder} has test/ but no train/ with pictures and masks"
+                f"{folder} has test/ but no train/ with {kind.name}s and masks"
             )
         return [], _pairs(kind, halves[1]), None
     pairs = _pairs(kind, folder)
@@ -123,8 +123,23 @@ def _pairs(kind, folder):
     for ours, theirs, other in (images, masks, "mask"), (masks, images, kind.name):
         alone = sorted(ours.keys() - theirs.keys())
         if alone:
-            raise ValueError(f"{ours[alone[0]]} has no {other} of the same name")
+            text = f"{ours[alone[0]]} has no {other} of the same name"
+            raise ValueError(text + _renamed(alone[0], theirs))
     return [(images[name], masks[name]) for name in sorted(images)]
+
+
+def _renamed(stem, others):
+    """Returns the end of a message: which file to rename, as `7_mask.png` to `7.png`.
+
+    Args:
+      stem: the name of a file that lacks a counterpart, without its suffix.
+      others: the paths of the possible counterparts, by such names.
+    """
+    for other in sorted(others):
+        if other.startswith((f"{stem}_", f"{stem}-")):
+            path = pathlib.Path(others[other])
+            return f": rename {path} to {stem}{path.name[len(other) :]}"
+    return ""
 
 
 def _by_name(kind, folder):
@@ -137,7 +152,9 @@ def _by_name(kind, folder):
             raise ValueError(f"{path} and {found[stem]} have the same name")
         found[stem] = str(path)
     if not found:
-        raise ValueError(f"{folder} has no {kind.name}s")
+        either = kind is PICTURES and folder.name == "images"
+        held = "pictures and no NIfTI volumes" if either else f"{kind.name}s"
+        raise ValueError(f"{folder} has no {held}")
     return found
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_capsops import _console
 from tf_capsops.arguments import positive_pair
-from tf_capsops.data import folders, orientation
+from tf_capsops.data import bitmaps, folders, orientation
 from tf_capsops.data.samples import Samples, on_processor
 from tf_capsops.untuned import untuned
 
@@ -169,7 +169,7 @@ def read_pictures(paths, image_shape):
     """Reads pictures as a network takes them.
 
     Args:
-      paths: the paths of PNG or JPEG files.
+      paths: the paths of PNG, JPEG, BMP, GIF or WebP files.
       image_shape: (height, width, channels): each is resized to this height and width,
         and converted to gray for 1 channel and to color for 3.
 
@@ -197,7 +197,10 @@ def _read(path, image_shape):
         raise ValueError(f"there is no file {path}")
     try:
         with _console.without_log_lines(), tf.device("CPU:0"):
-            number = orientation.of_file(path)
+            header = orientation.header(path)
+            if bitmaps.has_palette(header):
+                raise ValueError(f"{path} is a BMP picture with a palette: make it PNG")
+            number = orientation.orientation(header)
             return decoded(os.fsencode(path), number, image_shape).numpy()
     except PermissionError as error:
         raise ValueError(f"{path} may not be read") from error
@@ -231,6 +234,8 @@ def decoded(path, number, image_shape):
 
 def _pixels(contents):
     """Returns the pixels of a picture's file, uint8 `[H, W, C]`, not turned."""
+    # TensorFlow 2.21 corrupts memory when it decodes an animated WebP file.
+    contents = tf.where(bitmaps.is_animated_webp(contents), "", contents)
     return tf.io.decode_image(contents, expand_animations=False)
 
 
@@ -257,7 +262,7 @@ def look_at(paths):
       paths: the paths of the files.
 
     Returns:
-      NumPy arrays `[N, 3]` and `[N]`, with zeros for broken files.
+      NumPy arrays `[N, 3]` and `[N]`, with zeros for files that cannot be read.
     """
 
     def look(index, path):
@@ -272,7 +277,8 @@ def look_at(paths):
         found = tf.data.Dataset.from_tensor_slices(files).enumerate()
         found = found.map(look, num_parallel_calls=tf.data.AUTOTUNE).ignore_errors()
         for some, sizes, headers in untuned(found.batch(256)).as_numpy_iterator():
-            shapes[some] = sizes
+            read = [not bitmaps.has_palette(each) for each in headers]
+            shapes[some] = sizes * np.array(read)[:, np.newaxis]
             orientations[some] = [orientation.orientation(each) for each in headers]
     turned = orientations > 4
     shapes[turned] = shapes[turned][:, [1, 0, 2]]

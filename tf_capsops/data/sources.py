@@ -36,11 +36,11 @@ def load(source, seed=0, **options):
           are integers from 0 on, `[N]` or `[N, 1]`, and a warning names those in
           between that no image has. Or they are masks of classes, of the size of the
           images or of volumes `[N, D, H, W, C]`;
-        * the path of a folder of PNG and JPEG pictures, which has one folder for each
-          class, or `train` and `test` with these in each; or pictures in `images` and
-          gray masks of the same names in `masks`, in which each gray is a class.
-          Pictures are decoded as they are needed. Or NIfTI volumes and masks, which
-          nibabel reads;
+        * the path of a folder of pictures (PNG, JPEG, BMP, GIF, WebP), which has one
+          folder for each class, or `train` and `test` with these in each; or pictures
+          in `images` and gray masks of the same names in `masks`, in which each gray is
+          a class. Pictures are decoded as they are needed. Or NIfTI volumes and masks,
+          which nibabel reads;
         * the path of a folder with the four idx files of MNIST or Fashion-MNIST, such
           as train-images-idx3-ubyte, or the same with .gz;
         * `"multimnist"`, `"affine_mnist"`, `"shifted_mnist"`, `"segmented_mnist"` or

@@ -186,6 +186,7 @@ def read_volume(path):
 
     >>> import tempfile
     >>> import nibabel
+    >>> import numpy as np
     >>> from tf_capsops import data
     >>> with tempfile.NamedTemporaryFile(suffix=".nii.gz") as file:
     ...     volume = nibabel.Nifti1Image(np.eye(4)[..., None].repeat(6, -1), np.eye(4))

@@ -283,6 +283,11 @@ def find(name, argument="--recipe"):
     if name not in RECIPES:
         if similar := suggestion(name, RECIPES):
             raise CommandError(f"{argument}: there is no recipe {name!r}{similar}")
+        if alike := [each for each in RECIPES if name and name in each]:
+            known = ", ".join(alike)
+            raise CommandError(
+                f"{argument}: there is no recipe {name!r}; similar are {known}"
+            )
         known = ", ".join(RECIPES)
         raise CommandError(f"{argument} must be one of {known}, got {name!r}")
     return RECIPES[name]

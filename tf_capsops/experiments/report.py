@@ -1,6 +1,6 @@
 # Copyright 2026 The tf_capsops Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains recipes with several seeds, and reports what they come to beside papers."""
+"""Trains recipes with several seeds, and compares the results with papers."""
 
 import argparse
 import os
@@ -36,16 +36,16 @@ def add_arguments(parser):
         "--runs",
         default="runs",
         metavar="DIRECTORY",
-        help="where runs are, at any depth, and new ones are made; finished ones are "
-        "read, and stopped ones resumed; those that changed options of their recipe, "
-        "or held out images, have a table of their own (default: %(default)s)",
+        help="where runs are, at any depth, and new ones are made. Finished runs are "
+        "read, and stopped ones resumed; runs that changed options of their recipe, or "
+        "held out images, are in a table of their own (default: %(default)s)",
     )
     parser.add_argument(
         "--results",
         default="runs/results.json",
         metavar="FILE.json",
-        help="what to write, with learning curves beside it; what it has already of "
-        "recipes that are as they were is kept (default: %(default)s)",
+        help="the file to write; learning curves go next to it. Its results of recipes "
+        "that have not changed are kept (default: %(default)s)",
     )
     parser.add_argument(
         "--data",
@@ -53,16 +53,16 @@ def add_arguments(parser):
         nargs="+",
         default=[],
         metavar="NAME:FILE.npz",
-        help="files or folders of idx files that hold data sets, such as "
-        "mnist:mnist.npz, of which multimnist and affine_mnist are made too",
+        help="files, or folders of idx files, with data sets, such as "
+        "mnist:mnist.npz; multimnist and affine_mnist are made from mnist",
     )
     parser.add_argument("--read-only", action="store_true", help="train nothing")
     options.add_nondeterministic(parser)
     parser.add_argument(
         "--release",
         metavar="DIRECTORY",
-        help="also write the network of each recipe's first seed there, with a card "
-        "each, for `tf_capsops.models.load_pretrained`",
+        help="also write the network of each recipe's first seed there, with a model "
+        "card, for `tf_capsops.models.load_pretrained`",
     )
     parser.add_argument(
         "--half",

@@ -96,6 +96,8 @@ def convert(
         there is no range for an activation; `routing_bits` meets a layer that routes in
         another way, or a model without routing; or another argument is not as above.
 
+    >>> import keras
+    >>> import tf_capsops
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> kernel = model.layers[0].kernel
     >>> kernel.assign(tf_capsops.inq.quantize(kernel, bits=3))
@@ -180,6 +182,8 @@ def report(
     Raises:
       ValueError: as for `convert`.
 
+    >>> import keras
+    >>> import tf_capsops
     >>> model = keras.Sequential(
     ...     [keras.Input([4]), keras.layers.Dense(9), keras.layers.Dense(3)])
     >>> kernel = model.layers[0].kernel

@@ -85,6 +85,9 @@ class IncrementalQuantization(keras.callbacks.Callback):
         kernels, or `activation_bits` meets a model that `convert` does not take or that
         has a `FakeQuant`.
 
+    >>> import keras
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
     >>> model.compile("sgd", "mse")
     >>> steps = tf_capsops.inq.IncrementalQuantization(model, bits=3)
@@ -173,6 +176,9 @@ class IncrementalQuantization(keras.callbacks.Callback):
           ValueError: This callback has trained already, or the state is from a callback
             with other arguments. In `fit`: the state is of another model.
 
+        >>> import keras
+        >>> import numpy as np
+        >>> import tf_capsops
         >>> layers = [keras.Input([4]), keras.layers.Dense(3)]
         >>> model = keras.Sequential(layers)
         >>> model.compile("sgd", "mse")

@@ -59,9 +59,12 @@ class CapsuleConv(Coded):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(bits=bits, per_channel=per_channel, **kwargs)
         owner = type(self).__name__
         self.filters = positive_int(owner, "filters", filters)
         if not isinstance(pose_shape, (list, tuple)) or len(pose_shape) not in (2, 3):
@@ -247,6 +250,7 @@ class CapsuleConv1D(CapsuleConv):
     `kernel_size`, `strides` and `dilation_rate`.
 
     >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.CapsuleConv1D(8, (4, 4), 3, padding="same")
     >>> layer(np.ones([2, 20, 3, 4, 4])).shape.as_list()
     [2, 20, 8, 4, 4]
@@ -273,6 +277,7 @@ class CapsuleConv3D(CapsuleConv):
     `kernel_size`, `strides` and `dilation_rate`.
 
     >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.CapsuleConv3D(8, (4, 4), 3, strides=2)
     >>> layer(np.ones([1, 9, 9, 9, 2, 4, 4])).shape.as_list()
     [1, 4, 4, 4, 8, 4, 4]
@@ -308,6 +313,7 @@ class CapsuleConv2DTranspose(CapsuleConvTranspose):
     be 1.
 
     >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.CapsuleConv2DTranspose(
     ...     8, (4, 4), 4, strides=2, padding="same")
     >>> layer(np.ones([2, 7, 7, 3, 4, 4])).shape.as_list()
@@ -330,6 +336,7 @@ class CapsuleConv3DTranspose(CapsuleConvTranspose):
     be 1.
 
     >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.CapsuleConv3DTranspose(
     ...     8, (4, 4), 2, strides=2)
     >>> layer(np.ones([1, 4, 4, 4, 3, 4, 4])).shape.as_list()

@@ -22,9 +22,10 @@ class ClassCaps(Routed):
     tells it: the row and the column of the child's center, scaled to the range from 0
     to 1, are added to the first two numbers of the last column of each of its votes.
 
-    Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`, of which
-    only the batch may be unknown. Output: poses `[B, num_classes, P, R]` and
-    activations `[B, num_classes]`. Activations of 0 and masks work as in `ConvCaps2D`.
+    Input shape: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`, of
+    which only the batch may be unknown. Output shape: poses `[B, num_classes, P, R]`
+    and activations `[B, num_classes]`. Activations of 0 and masks work as in
+    `ConvCaps2D`.
 
     Weights: `kernel` `[C, num_classes, Q, R]`, and those of the rule.
 
@@ -40,6 +41,7 @@ class ClassCaps(Routed):
     Raises:
       ValueError: if an argument or the input's shape is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ClassCaps(10)
     >>> layer.compute_output_shape([(None, 5, 5, 32, 4, 4), (None, 5, 5, 32)])
     ((None, 10, 4, 4), (None, 10))
@@ -54,6 +56,9 @@ class ClassCaps(Routed):
         kernel_initializer="lecun_normal",
         kernel_regularizer=None,
         kernel_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
         super().__init__(
@@ -62,6 +67,8 @@ class ClassCaps(Routed):
             kernel_initializer,
             kernel_regularizer,
             kernel_constraint,
+            bits=bits,
+            per_channel=per_channel,
             **kwargs,
         )
         self.num_classes = positive_int("ClassCaps", "num_classes", num_classes)

@@ -30,6 +30,9 @@ class ConvCaps(Routed):
         kernel_initializer="lecun_normal",
         kernel_regularizer=None,
         kernel_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
         super().__init__(
@@ -38,6 +41,8 @@ class ConvCaps(Routed):
             kernel_initializer,
             kernel_regularizer,
             kernel_constraint,
+            bits=bits,
+            per_channel=per_channel,
             **kwargs,
         )
         self.filters = positive_int(type(self).__name__, "filters", filters)
@@ -87,10 +92,11 @@ class ConvCaps2D(ConvCaps):
     these without storing a single vote. With EM routing, this is the layer of Hinton,
     Sabour and Frosst (2018).
 
-    Input: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`. Output:
-    poses `[B, H', W', filters, P, R]` and activations `[B, H', W', filters]`. Batch,
-    height and width may be unknown. Every rule ignores children whose activation is 0,
-    and children that a Keras mask, `[B, H, W]` or `[B, H, W, C]`, leaves out.
+    Input shape: a list of poses `[B, H, W, C, P, Q]` and activations `[B, H, W, C]`.
+    Output shape: poses `[B, H', W', filters, P, R]` and activations `[B, H', W',
+    filters]`. Batch, height and width may be unknown. Every rule ignores children whose
+    activation is 0, and children that a Keras mask, `[B, H, W]` or `[B, H, W, C]`,
+    leaves out.
 
     Weights: `kernel` `[KH, KW, C, filters, Q, R]`, and those of the rule.
 
@@ -113,6 +119,7 @@ class ConvCaps2D(ConvCaps):
     Raises:
       ValueError: if an argument or the input's shape is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ConvCaps2D(8, kernel_size=3, strides=2)
     >>> layer.compute_output_shape([(None, 9, 9, 4, 4, 4), (None, 9, 9, 4)])
     ((None, 4, 4, 8, 4, 4), (None, 4, 4, 8))
@@ -125,15 +132,16 @@ class ConvCaps2D(ConvCaps):
 class ConvCaps1D(ConvCaps):
     """Convolutional capsules along a sequence: `ConvCaps2D` with one spatial axis.
 
-    Input: a list of poses `[B, W, C, P, Q]` and activations `[B, W, C]`. Output: poses
-    `[B, W', filters, P, R]` and activations `[B, W', filters]`. Batch and width may be
-    unknown.
+    Input shape: a list of poses `[B, W, C, P, Q]` and activations `[B, W, C]`. Output
+    shape: poses `[B, W', filters, P, R]` and activations `[B, W', filters]`. Batch and
+    width may be unknown.
 
     Weights: `kernel` `[KW, C, filters, Q, R]`, and those of the rule.
 
     Args and errors are those of `ConvCaps2D`, with one int for each of `kernel_size`,
     `strides` and `dilation_rate`.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ConvCaps1D(8, kernel_size=3)
     >>> layer.compute_output_shape([(None, 20, 4, 4, 4), (None, 20, 4)])
     ((None, 18, 8, 4, 4), (None, 18, 8))
@@ -146,15 +154,16 @@ class ConvCaps1D(ConvCaps):
 class ConvCaps3D(ConvCaps):
     """Convolutional capsules in a volume: `ConvCaps2D` with three spatial axes.
 
-    Input: a list of poses `[B, D, H, W, C, P, Q]` and activations `[B, D, H, W, C]`.
-    Output: poses `[B, D', H', W', filters, P, R]` and activations `[B, D', H', W',
-    filters]`. Batch, depth, height and width may be unknown.
+    Input shape: a list of poses `[B, D, H, W, C, P, Q]` and activations `[B, D, H, W,
+    C]`. Output shape: poses `[B, D', H', W', filters, P, R]` and activations `[B, D',
+    H', W', filters]`. Batch, depth, height and width may be unknown.
 
     Weights: `kernel` `[KD, KH, KW, C, filters, Q, R]`, and those of the rule.
 
     Args and errors are those of `ConvCaps2D`, with one or three ints for each of
     `kernel_size`, `strides` and `dilation_rate`.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ConvCaps3D(8, kernel_size=3, strides=2)
     >>> layer.compute_output_shape([(None, 9, 9, 9, 4, 4, 4), (None, 9, 9, 9, 4)])
     ((None, 4, 4, 4, 8, 4, 4), (None, 4, 4, 4, 8))

@@ -25,10 +25,10 @@ class DenseCaps(RoundedRouting, Routed):
     Each pair of child and parent has its own matrix. `DigitCaps` is the special case
     with poses of one row and the rule `Dynamic`.
 
-    Input: a list of poses `[B, I, P, Q]` and activations `[B, I]`, of which only the
-    batch may be unknown. Output: poses `[B, num_capsules, P, R]` and activations
-    `[B, num_capsules]`. Every rule ignores children whose activation is 0, and children
-    that a Keras mask `[B, I]` leaves out.
+    Input shape: a list of poses `[B, I, P, Q]` and activations `[B, I]`, of which only
+    the batch may be unknown. Output shape: poses `[B, num_capsules, P, R]` and
+    activations `[B, num_capsules]`. Every rule ignores children whose activation is 0,
+    and children that a Keras mask `[B, I]` leaves out.
 
     With `share_weights`, all children use the same matrix for a parent. The children
     are then a set: their order has no effect, and I may be unknown and vary from call
@@ -50,6 +50,7 @@ class DenseCaps(RoundedRouting, Routed):
     Raises:
       ValueError: if an argument or the input's shape is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.DenseCaps(
     ...     10, pose_shape=(1, 16), routing=tf_capsops.routing.Dynamic())
     >>> layer.compute_output_shape([(None, 1152, 1, 8), (None, 1152)])
@@ -65,6 +66,10 @@ class DenseCaps(RoundedRouting, Routed):
         kernel_regularizer=None,
         kernel_constraint=None,
         share_weights=False,
+        *,
+        bits=None,
+        per_channel=False,
+        routing_bits=None,
         **kwargs,
     ):
         super().__init__(
@@ -73,6 +78,9 @@ class DenseCaps(RoundedRouting, Routed):
             kernel_initializer,
             kernel_regularizer,
             kernel_constraint,
+            bits=bits,
+            per_channel=per_channel,
+            routing_bits=routing_bits,
             **kwargs,
         )
         if self.routing_bits is not None and type(self.routing) is not Dynamic:

@@ -99,9 +99,15 @@ class DigitCaps(RoundedRouting):
         kernel_constraint=None,
         logits_constraint=None,
         share_weights=False,
+        *,
+        bits=None,
+        per_channel=False,
+        routing_bits=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(
+            bits=bits, per_channel=per_channel, routing_bits=routing_bits, **kwargs
+        )
         self.num_capsules = positive_int("DigitCaps", "num_capsules", num_capsules)
         self.capsule_dim = positive_int("DigitCaps", "capsule_dim", capsule_dim)
         self.routing_iterations = int_between(
@@ -191,7 +197,7 @@ class DigitCaps(RoundedRouting):
           for capsules that the mask leaves out.
 
         Raises:
-          ValueError: The layer has not been built.
+          ValueError: if the layer has not been built.
         """
         require_built(self)
         operands, seen = self._operands(capsules, mask)

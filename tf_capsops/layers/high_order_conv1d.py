@@ -67,6 +67,9 @@ class HighOrderConv1D(HighOrderConv2D):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
         owner = "HighOrderConv1D"
@@ -88,6 +91,8 @@ class HighOrderConv1D(HighOrderConv2D):
             bias_regularizer=bias_regularizer,
             kernel_constraint=kernel_constraint,
             bias_constraint=bias_constraint,
+            bits=bits,
+            per_channel=per_channel,
             **kwargs,
         )
         self.padding = padding

@@ -106,9 +106,12 @@ class HighOrderConv2D(Coded):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(bits=bits, per_channel=per_channel, **kwargs)
         owner = type(self).__name__
         try:
             self.kernel_size = odd_pair(owner, "kernel_size", kernel_size)

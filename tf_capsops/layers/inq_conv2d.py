@@ -92,9 +92,11 @@ class InqConv2D(InqLayer):
         padding="valid",
         dilation_rate=1,
         activation=None,
+        *,
+        per_channel=False,
         **kwargs,
     ):
-        super().__init__(bits, activation, **kwargs)
+        super().__init__(bits, activation, per_channel=per_channel, **kwargs)
         self.filters = positive_int("InqConv2D", "filters", filters)
         set_window(self, kernel_size, strides, padding, dilation_rate)
 

@@ -13,9 +13,10 @@ from tf_capsops.registered import registered
 class _InCodes(Coded):
     """Base class of Keras convolutions that always store their kernel as codes."""
 
-    def __init__(self, filters, kernel_size, bits=5, **kwargs):
+    def __init__(self, filters, kernel_size, bits=5, *, per_channel=False, **kwargs):
         bits = checked_bits(type(self).__name__, bits)
-        super().__init__(filters, kernel_size, bits=bits, **kwargs)
+        kwargs |= {"bits": bits, "per_channel": per_channel}
+        super().__init__(filters, kernel_size, **kwargs)
 
 
 class _Convolved(_InCodes):
@@ -36,8 +37,9 @@ class InqConv1D(_Convolved, keras.layers.Conv1D):
     memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
     converts a `Conv1D`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv1D`. Weights: `codes`, uint8 of the kernel's
-    shape; `top_exponent`, an int64; `bias`.
+    Input and output shape: those of `keras.layers.Conv1D`.
+
+    Weights: `codes`, uint8 of the kernel's shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv1D`.
@@ -49,6 +51,8 @@ class InqConv1D(_Convolved, keras.layers.Conv1D):
       ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
         another argument.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.InqConv1D(4, kernel_size=3, bits=4)
     >>> layer(np.ones([2, 9, 3])).shape.as_list()
     [2, 7, 4]
@@ -63,8 +67,9 @@ class InqConv3D(_Convolved, keras.layers.Conv3D):
     memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
     converts a `Conv3D`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv3D`. Weights: `codes`, uint8 of the kernel's
-    shape; `top_exponent`, an int64; `bias`.
+    Input and output shape: those of `keras.layers.Conv3D`.
+
+    Weights: `codes`, uint8 of the kernel's shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv3D`.
@@ -76,6 +81,8 @@ class InqConv3D(_Convolved, keras.layers.Conv3D):
       ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
         another argument.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.InqConv3D(4, kernel_size=3, bits=4)
     >>> layer(np.ones([1, 5, 5, 5, 2])).shape.as_list()
     [1, 3, 3, 3, 4]
@@ -90,8 +97,9 @@ class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
     memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
     converts a `Conv2DTranspose`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv2DTranspose`. Weights: `codes`, uint8 of the
-    kernel's shape; `top_exponent`, an int64; `bias`.
+    Input and output shape: those of `keras.layers.Conv2DTranspose`.
+
+    Weights: `codes`, uint8 of the kernel's shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv2DTranspose`.
@@ -103,6 +111,8 @@ class InqConv2DTranspose(_InCodes, keras.layers.Conv2DTranspose):
       ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
         another argument.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.InqConv2DTranspose(4, 2, bits=4, strides=2)
     >>> layer(np.ones([1, 5, 5, 2])).shape.as_list()
     [1, 10, 10, 4]
@@ -119,8 +129,9 @@ class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
     memory, and `bits` bits in a file. Each call decodes them. `tf_capsops.inq.convert`
     converts a `Conv3DTranspose`, and `set_kernel` quantizes weights in one step.
 
-    Shapes are those of `keras.layers.Conv3DTranspose`. Weights: `codes`, uint8 of the
-    kernel's shape; `top_exponent`, an int64; `bias`.
+    Input and output shape: those of `keras.layers.Conv3DTranspose`.
+
+    Weights: `codes`, uint8 of the kernel's shape; `top_exponent`, an int64; `bias`.
 
     Args:
       filters, kernel_size: as for `keras.layers.Conv3DTranspose`.
@@ -132,6 +143,8 @@ class InqConv3DTranspose(_InCodes, keras.layers.Conv3DTranspose):
       ValueError: if `bits` or `per_channel` is not as for `InqConv2D`, or Keras rejects
         another argument.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.InqConv3DTranspose(4, 2, bits=4, strides=2)
     >>> layer(np.ones([1, 3, 3, 3, 2])).shape.as_list()
     [1, 6, 6, 6, 4]

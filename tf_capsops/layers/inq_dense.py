@@ -43,8 +43,8 @@ class InqDense(InqLayer):
     [2, 7, 3]
     """
 
-    def __init__(self, units, bits=5, activation=None, **kwargs):
-        super().__init__(bits, activation, **kwargs)
+    def __init__(self, units, bits=5, activation=None, *, per_channel=False, **kwargs):
+        super().__init__(bits, activation, per_channel=per_channel, **kwargs)
         self.units = positive_int("InqDense", "units", units)
         self.supports_masking = True  # Like keras.layers.Dense.
 

@@ -66,10 +66,16 @@ class InqDepthwiseConv2D(InqLayer):
         dilation_rate=1,
         activation=None,
         depthwise_initializer="glorot_uniform",
+        *,
+        per_channel=False,
         **kwargs,
     ):
         super().__init__(
-            bits, activation, kernel_initializer=depthwise_initializer, **kwargs
+            bits,
+            activation,
+            kernel_initializer=depthwise_initializer,
+            per_channel=per_channel,
+            **kwargs,
         )
         set_window(self, kernel_size, strides, padding, dilation_rate)
         self.depth_multiplier = positive_int(

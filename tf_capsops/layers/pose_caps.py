@@ -25,7 +25,7 @@ class PoseCaps(Convolving):
     its first features are the numbers of all poses, and its last the logits of the
     activations.
 
-    Input shape: `[B, H, W, C]`. Output shapes: poses `[B, H', W', capsules, P, Q]` and
+    Input shape: `[B, H, W, C]`. Output shape: poses `[B, H', W', capsules, P, Q]` and
     activations `[B, H', W', capsules]`. Batch, height and width may be unknown.
 
     Args:
@@ -43,6 +43,8 @@ class PoseCaps(Convolving):
     Raises:
       ValueError: if an argument or the input's shape is not as above.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> poses, activations = tf_capsops.layers.PoseCaps(8)(np.ones([2, 7, 7, 32]))
     >>> poses.shape, activations.shape
     (TensorShape([2, 7, 7, 8, 4, 4]), TensorShape([2, 7, 7, 8]))
@@ -62,6 +64,9 @@ class PoseCaps(Convolving):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
         capsules = positive_int("PoseCaps", "capsules", capsules)
@@ -78,6 +83,8 @@ class PoseCaps(Convolving):
             bias_regularizer,
             kernel_constraint,
             bias_constraint,
+            bits=bits,
+            per_channel=per_channel,
             **kwargs,
         )
         self.capsules = capsules

@@ -74,6 +74,9 @@ class PrimaryCaps(Convolving):
         bias_constraint=None,
         data_format=None,
         flatten=True,
+        *,
+        bits=None,
+        per_channel=False,
         **kwargs,
     ):
         channels = positive_int("PrimaryCaps", "channels", channels)
@@ -90,6 +93,8 @@ class PrimaryCaps(Convolving):
             bias_regularizer,
             kernel_constraint,
             bias_constraint,
+            bits=bits,
+            per_channel=per_channel,
             **kwargs,
         )
         self.channels = channels

@@ -118,7 +118,7 @@ class Routed(Coded):
           `[B, H, W, C, num_classes]`. `DenseCaps`: `[B, I, num_capsules]`.
 
         Raises:
-          ValueError: The layer has not been built.
+          ValueError: if the layer has not been built.
         """
         require_built(self)
         children, window = self.children(inputs, mask)

@@ -61,9 +61,15 @@ class SlimCaps(RoundedRouting):
         bias_regularizer=None,
         kernel_constraint=None,
         bias_constraint=None,
+        *,
+        bits=None,
+        per_channel=False,
+        routing_bits=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        super().__init__(
+            bits=bits, per_channel=per_channel, routing_bits=routing_bits, **kwargs
+        )
         owner = type(self).__name__
         self.filters = positive_int(owner, "filters", filters)
         self.capsule_dim = positive_int(owner, "capsule_dim", capsule_dim)
@@ -268,6 +274,7 @@ class SlimCaps2D(SlimCaps):
     Raises:
       ValueError: if an argument or the input's shape is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.SlimCaps2D(
     ...     8, capsule_dim=32, kernel_size=5, strides=2, padding="same")
     >>> layer.compute_output_shape((None, 128, None, 4, 16))
@@ -290,6 +297,7 @@ class SlimCaps1D(SlimCaps):
     Args and errors are those of `SlimCaps2D`, with one int for each of `kernel_size`,
     `strides` and `dilation_rate`.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.SlimCaps1D(8, capsule_dim=16, kernel_size=3)
     >>> layer.compute_output_shape((None, 20, 4, 8))
     (None, 18, 8, 16)
@@ -315,6 +323,7 @@ class SlimCaps3D(SlimCaps):
     Args and errors are those of `SlimCaps2D`, with one or three ints for each of
     `kernel_size`, `strides` and `dilation_rate`.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.SlimCaps3D(8, capsule_dim=16, kernel_size=5)
     >>> layer.compute_output_shape((None, 9, 32, 32, 4, 8))
     (None, 5, 28, 28, 8, 16)
@@ -335,6 +344,7 @@ class SlimCaps2DTranspose(SlimCaps):
 
     Weights, args and errors are those of `SlimCaps2D`, but `dilation_rate` must be 1.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.SlimCaps2DTranspose(
     ...     8, capsule_dim=32, kernel_size=4, strides=2, padding="same")
     >>> layer.compute_output_shape((None, 64, None, 8, 32))
@@ -348,12 +358,14 @@ class SlimCaps2DTranspose(SlimCaps):
 class SlimCaps3DTranspose(SlimCaps):
     """Slim capsules in a volume whose votes come from a transposed convolution.
 
-    This is `SlimCaps2DTranspose` with three spatial axes. Input and output shapes are
-    those of `SlimCaps3D`; the formulas of `SlimCaps2DTranspose` give the output size
-    along each axis.
+    This is `SlimCaps2DTranspose` with three spatial axes.
+
+    Input shape: as for `SlimCaps3D`. Output shape: as for `SlimCaps3D`; the formulas of
+    `SlimCaps2DTranspose` give the size along each axis.
 
     Weights, args and errors are those of `SlimCaps3D`, but `dilation_rate` must be 1.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.SlimCaps3DTranspose(
     ...     8, capsule_dim=16, kernel_size=2, strides=2)
     >>> layer.compute_output_shape((None, 4, 16, 16, 8, 16))

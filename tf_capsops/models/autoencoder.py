@@ -187,3 +187,7 @@ class Inference(ImageModel, keras.Model):
         images = self.images_of(inputs)
         scaled_images(self.owner, images, self.input_shape[1:])
         return super().call(images, training=training, mask=mask)
+
+    def inference_model(self):
+        """Returns the model itself, which is functional already."""
+        return self

@@ -25,6 +25,7 @@ class CapsuleClassifier(FunctionalModel):
     and has its own dtype policy; a `SpreadLoss` follows its optimizer.
     `routing_coefficients` shows how routing divides the capsules of an image.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.efficient_capsnet((28, 28, 1), 10)
     >>> isinstance(model, tf_capsops.models.CapsuleClassifier)
     True

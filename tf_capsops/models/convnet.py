@@ -49,6 +49,7 @@ def convnet(
       ValueError: if an argument is not as above, or the images are too small for all
         poolings.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.convnet((28, 28, 1), 10)
     >>> model.count_params()
     35445522

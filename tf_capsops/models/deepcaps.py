@@ -72,6 +72,7 @@ class GlobalSlimCaps2D(SlimCaps2D):
     addition, leaky routing, kernels that are not shared, and an unknown height or width
     raise a `ValueError`.
 
+    >>> import numpy as np
     >>> from tf_capsops.models.deepcaps import GlobalSlimCaps2D
     >>> layer = GlobalSlimCaps2D(8, capsule_dim=4, kernel_size=3, padding="same")
     >>> layer(np.ones([2, 5, 5, 8, 4], "float32")).shape.as_list()
@@ -191,6 +192,7 @@ def deepcaps(
     Raises:
       ValueError: if an argument is not as above.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.deepcaps((28, 28, 1), 10)
     >>> model.count_params()
     8506705
@@ -227,6 +229,8 @@ class DeepCaps(Autoencoder):
         `deepcaps`.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> model = tf_capsops.models.DeepCaps((16, 16, 1), 3, size="small")
     >>> outputs = model(np.zeros([2, 16, 16, 1], "float32"))
     >>> outputs["lengths"].shape.as_list(), outputs["reconstruction"].shape.as_list()

@@ -54,6 +54,7 @@ def efficient_capsnet(
       ValueError: if an argument is not as above, or the images are too small for the
         kernels.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.efficient_capsnet((28, 28, 1), 10)
     >>> model.count_params()
     162400

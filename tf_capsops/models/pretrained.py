@@ -34,6 +34,8 @@ def load_pretrained(name, source=None):
       ValueError: if the manifest is not readable or lacks the name, or the file is
         missing or has another checksum; the message says which.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> model = tf_capsops.models.load_pretrained("p_capsnet-digits")
     >>> model.predict(np.zeros([1, 8, 8, 1], "float32"), verbose=0).shape
     (1, 10)

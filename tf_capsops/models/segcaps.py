@@ -110,6 +110,7 @@ def segcaps(
     Raises:
       ValueError: if an argument is not as above.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.segcaps((64, 64, 1), 1)
     >>> model.count_params()
     1425649
@@ -207,6 +208,8 @@ class SegCaps(Segmenter):
       reconstruction_weight: the weight of the reconstruction loss.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> model = tf_capsops.models.segcaps((8, 8, 1), 3, size="small")
     >>> images, masks = np.zeros([2, 8, 8, 1], "float32"), np.zeros([2, 8, 8, 1], int)
     >>> model.compile()

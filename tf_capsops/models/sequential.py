@@ -13,6 +13,8 @@ class Sequential(keras.Sequential):
 
     Keras writes both into the config of a `Sequential`, but reads neither.
 
+    >>> import keras
+    >>> import tf_capsops
     >>> model = tf_capsops.models.sequential.Sequential(
     ...     [keras.Input([4]), keras.layers.Dense(3)], trainable=False)
     >>> type(model).from_config(model.get_config()).trainable

@@ -29,6 +29,7 @@ def checked_sizes(
     if not isinstance(input_shape, (list, tuple)) or len(input_shape) != axes + 1:
         raise ValueError(
             f"{owner}: input_shape must be {_AXES[axes]}, got {input_shape!r}"
+            f"{_other_kind(input_shape, axes)}"
         )
     *sizes, channels = input_shape
     sizes = [
@@ -46,6 +47,14 @@ def checked_sizes(
     return (*sizes, channels), positive_int(owner, "num_classes", num_classes)
 
 
+def _other_kind(shape, axes):
+    """Returns the end of a message about a shape that volumes or images have."""
+    if not isinstance(shape, (list, tuple)) or len(shape) != 6 - axes:
+        return ""
+    known = "images, not volumes" if axes == 2 else "volumes, not images"
+    return f": the network reads {known}"
+
+
 def with_multiples(owner, images, image_shape, multiple):
     """Returns `images` after checking the sizes that a model leaves open.
 
@@ -60,7 +69,8 @@ def with_multiples(owner, images, image_shape, multiple):
       tf.errors.InvalidArgumentError: likewise, when a graph with an unknown size runs.
     """
     shape = tf.TensorShape(images.shape)
-    text = f"{owner}: sizes of images must be multiples of {multiple}"
+    kind = "images" if len(image_shape) == 3 else "volumes"
+    text = f"{owner}: sizes of {kind} must be multiples of {multiple}"
     unknown = []
     for axis, size in enumerate(image_shape[:-1], start=1):
         if size is None and shape[axis] is None:

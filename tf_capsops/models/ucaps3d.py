@@ -109,6 +109,7 @@ def ucaps3d(
     Raises:
       ValueError: if an argument is not as above.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.ucaps3d((32, 32, 32, 2), 4)
     >>> model.count_params()
     3367274
@@ -261,6 +262,8 @@ class UCaps3D(Segmenter):
       margin_weight: the weight of the capsules' loss.
       **kwargs: `name` and `dtype`, as for every Keras model.
 
+    >>> import numpy as np
+    >>> import tf_capsops
     >>> model = tf_capsops.models.ucaps3d((8, 8, 8, 1), 3, size="small")
     >>> volumes, masks = np.zeros([1, 8, 8, 8, 1], "float32"), np.ones([1, 8, 8, 8, 1])
     >>> model.compile()

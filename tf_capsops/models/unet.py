@@ -44,6 +44,7 @@ def unet(input_shape, num_classes, size="paper", name="unet", dtype=None):
     Raises:
       ValueError: if an argument is not as above.
 
+    >>> import tf_capsops
     >>> model = tf_capsops.models.unet((64, 64, 1), 1)
     >>> model.count_params(), model.output_shape
     (31030593, (None, 64, 64, 1))

@@ -60,6 +60,8 @@ def capsule_conv2d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image = tf.ones([1, 5, 5, 1, 3, 3, 3])         # capsules of rank 3
     >>> kernel = tf.ones([4, 4, 1, 1, 3, 3, 3])
     >>> output = tf_capsops.capsule_conv2d(image, kernel)
@@ -107,6 +109,8 @@ def capsule_conv2d_bias_relu(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image, kernel = tf.ones([1, 2, 2, 1, 1, 2]), tf.ones([2, 2, 1, 1, 2, 3])
     >>> bias = tf.constant([[[-9.0, -8.0, 1.0]]])
     >>> tf.squeeze(tf_capsops.capsule_conv2d_bias_relu(image, kernel, bias)).numpy()

@@ -61,6 +61,8 @@ def capsule_conv1d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> words, kernel = tf.ones([2, 9, 3, 4, 4]), tf.ones([5, 3, 8, 4, 4])
     >>> tf_capsops.capsule_conv1d(words, kernel, padding="SAME").shape
     TensorShape([2, 9, 8, 4, 4])
@@ -119,6 +121,8 @@ def capsule_conv3d(inputs, weights, strides=1, padding="VALID", dilations=1, nam
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> scan, kernel = tf.ones([1, 8, 16, 16, 2, 4, 4]), tf.ones([3, 3, 3, 2, 5, 4, 4])
     >>> tf_capsops.capsule_conv3d(scan, kernel, strides=2, padding="SAME").shape
     TensorShape([1, 4, 8, 8, 5, 4, 4])
@@ -177,6 +181,8 @@ def capsule_conv2d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image, kernel = tf.ones([1, 7, 7, 8, 4, 4]), tf.ones([3, 3, 8, 2, 4, 4])
     >>> tf_capsops.capsule_conv2d_transpose(image, kernel, 2, padding="SAME").shape
     TensorShape([1, 14, 14, 2, 4, 4])
@@ -234,6 +240,8 @@ def capsule_conv3d_transpose(inputs, weights, strides=1, padding="VALID", name=N
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> scan, kernel = tf.ones([1, 4, 8, 8, 5, 4, 4]), tf.ones([3, 3, 3, 5, 2, 4, 4])
     >>> tf_capsops.capsule_conv3d_transpose(scan, kernel, 2, padding="SAME").shape
     TensorShape([1, 8, 16, 16, 2, 4, 4])

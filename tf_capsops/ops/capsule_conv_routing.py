@@ -113,6 +113,8 @@ def capsule_conv_routing(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image = tf.ones([1, 9, 9, 4, 8])    # four types of capsules of eight numbers
     >>> kernel = tf.ones([5, 5, 8, 2, 16])  # to two of sixteen
     >>> tf_capsops.capsule_conv_routing(image, kernel, strides=2, padding="SAME").shape

@@ -114,6 +114,8 @@ def capsule_moments(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> poses = tf.ones([1, 5, 5, 8, 4, 4])
     >>> weights = tf.ones([3, 3, 8, 2, 4, 4])
     >>> mass, first = tf_capsops.capsule_moments(poses, None, weights)
@@ -186,6 +188,8 @@ def moment_shares(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> poses = tf.ones([1, 3, 3, 1, 4, 4])
     >>> weights = tf.ones([2, 2, 1, 5, 4, 4])
     >>> shares = tf_capsops.moment_shares(poses, None, weights, normalize="all")

@@ -37,6 +37,8 @@ def capsule_prediction(inputs, weights, name=None):
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> u = tf.constant([[[1.0, 2.0]]])                # one sample, one capsule
     >>> w = tf.constant([[[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]])
     >>> tf_capsops.capsule_prediction(u, w).numpy()

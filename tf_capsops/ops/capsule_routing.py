@@ -80,6 +80,8 @@ def capsule_routing(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> u = tf.constant([[[1.0, 0.0], [0.0, 1.0]]])    # one sample, two capsules
     >>> w = tf.ones([2, 3, 4, 2])                      # to three capsules of four
     >>> tf_capsops.capsule_routing(u, w, iterations=2).shape
@@ -121,6 +123,8 @@ def routing_coefficients(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> u = tf.constant([[[1.0, 0.0], [0.0, 1.0]]])
     >>> w = tf.ones([2, 4, 3, 2])
     >>> tf_capsops.routing_coefficients(u, w).numpy()

@@ -69,6 +69,8 @@ def high_order_conv2d(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image = tf.reshape(tf.range(12.0), [1, 3, 4, 1])
     >>> mean = tf.fill([1, 3, 4, 9], 1 / 9)            # the same filter everywhere
     >>> mean_but_one = tf.tensor_scatter_nd_update(

@@ -80,6 +80,8 @@ def inq_conv2d(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image = tf.constant([[1.0, 2.0, 3.0]])[:, :, tf.newaxis, tf.newaxis]
     >>> codes = tf.constant([[[[1, 2, 3, 0]]]], tf.uint8)  # 2 ** 1, -2 ** 1, 2 ** 0, 0
     >>> tf_capsops.inq_conv2d(image, codes, 1, bits=3)[0, :, 0].numpy()

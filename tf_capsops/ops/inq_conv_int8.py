@@ -84,6 +84,8 @@ def inq_conv2d_int8(
 
     Example:
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> image = tf.constant([[0.0, 0.26, 9.0]])[:, :, tf.newaxis, tf.newaxis]
     >>> codes = tf.constant([[[[1, 4]]]], tf.uint8)  # 2 ** 1, -2 ** 0
     >>> tf_capsops.inq_conv2d_int8(image, codes, 1, 0.25, 0, bits=3)[0, :, 0].numpy()

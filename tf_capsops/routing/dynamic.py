@@ -29,6 +29,7 @@ class Dynamic(Rule):
     Raises:
       ValueError: if an argument is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ConvCaps2D(
     ...     8, kernel_size=3, routing=tf_capsops.routing.Dynamic(iterations=2))
     """

@@ -58,6 +58,7 @@ class EM(Rule):
     Raises:
       ValueError: if an argument is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ConvCaps2D(
     ...     8, kernel_size=3, routing=tf_capsops.routing.EM(iterations=2))
     """

@@ -25,6 +25,8 @@ def exponential_squash(vectors):
     Args:
       vectors: A floating-point tensor `[..., D]`.
 
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> tf_capsops.routing.exponential_squash(tf.constant([0.0, 2.0])).numpy().round(3)
     array([0.   , 0.865], dtype=float32)
     """

@@ -20,6 +20,9 @@ class Rule:
 
     A layer copies the rule that it is given, so several layers may be given one rule.
 
+    >>> import keras
+    >>> import tensorflow as tf
+    >>> import tf_capsops
     >>> @keras.saving.register_keras_serializable("my_rules")
     ... class Average(tf_capsops.routing.Rule):
     ...     def route(self, moments, training=False):

@@ -23,6 +23,7 @@ class SelfAttention(Rule):
     `exponential_squash` shrinks; its length is the activation. Children whose
     activation is 0 are ignored; all others count equally.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.DenseCaps(
     ...     10, pose_shape=(1, 16), routing=tf_capsops.routing.SelfAttention())
     """

@@ -50,6 +50,7 @@ class VB(Rule):
     Raises:
       ValueError: if `iterations` is not as above.
 
+    >>> import tf_capsops
     >>> layer = tf_capsops.layers.ConvCaps2D(
     ...     8, kernel_size=3, routing=tf_capsops.routing.VB())
     """
