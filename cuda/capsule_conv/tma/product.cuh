@@ -15,6 +15,7 @@
 
 #include "cuda/capsule_conv/tma/image.cuh"
 #include "cuda/capsule_conv/tma/weights.cuh"
+#include "cuda/common/flag.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"
 #include "cuda/common/warpgroup.cuh"
@@ -160,10 +161,7 @@ struct PartialTiles {
     }
     __threadfence();
     SyncNamedBarrier<kPartThreads>();
-    if (threadIdx.x == 0) {
-      asm volatile("st.release.gpu.global.s32 [%0], 1;" ::"l"(there + block)
-                   : "memory");
-    }
+    if (threadIdx.x == 0) SetFlag(there + block, 1);
   }
 
   // Waits for a range's partial tile and adds it. This cannot deadlock, however few
@@ -171,13 +169,7 @@ struct PartialTiles {
   // start first, and blocks write their partial tile before they wait.
   template <int kProducts>
   __device__ void Add(int block, float (&to)[kProducts][4]) const {
-    int found;
-    do {
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                   : "=r"(found)
-                   : "l"(there + block)
-                   : "memory");
-    } while (found == 0);
+    WaitForFlag(there + block, 1);
     const float4* const from = Of<kProducts>(block);
 #pragma unroll
     for (int n = 0; n < kProducts; ++n) {

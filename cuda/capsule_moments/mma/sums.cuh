@@ -7,23 +7,9 @@
 #include <cstdint>
 
 #include "cuda/capsule_moments/mma/division.cuh"
+#include "cuda/common/flag.cuh"
 
 namespace capsops::capsule_moments::mma {
-
-// Store-release of a flag, and a wait for it by load-acquire.
-__device__ inline void Release(int* flag, int number) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(number)
-               : "memory");
-}
-__device__ inline void WaitFor(const int* flag, int number) {
-  int found;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];"
-                 : "=r"(found)
-                 : "l"(flag)
-                 : "memory");
-  } while (found != number);
-}
 
 // Stores a thread's sums of `group`, to which its block has added `chunks` chunks, in
 // the group's slot of out.partial, or, if nothing else is to be added, the results of
@@ -51,7 +37,7 @@ __device__ inline void StoreSums(const Inputs& in, const Division& d,
     // This wait ends however few blocks are resident: earlier ranges are blocks with
     // lower indices, which GPUs start first.
     if (first_lane) {
-      WaitFor(added, range);
+      WaitForFlag(added, range);
       if (last) *added = 0;  // for the next slice
     }
     __syncwarp();
@@ -69,7 +55,7 @@ __device__ inline void StoreSums(const Inputs& in, const Division& d,
   }
   if (!d.ordered || last) return;
   __syncwarp();
-  if (first_lane) Release(added, range + 1);
+  if (first_lane) SetFlag(added, range + 1);
 }
 
 }  // namespace capsops::capsule_moments::mma
