@@ -53,7 +53,7 @@ if paths.WITH_GPU:
 
     @pytest.mark.parametrize("normalize", NORMALIZATIONS)
     def test_samples_of_several_rounds(normalize):
-        """Of 96 samples, whose workspaces are used more than once, next to 4 each."""
+        """A batch of 96, which takes several rounds, next to 24 batches of 4."""
         named = draw(
             tf.float32,
             {

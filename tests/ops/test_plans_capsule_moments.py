@@ -44,9 +44,13 @@ def _second_order(size, kernel_size, parents, normalize):
     with tf.GradientTape() as tape:
         tape.watch(poses)
         moments = tf_capsops.capsule_moments(
-            *(poses, None, weights),
-            **{"precision": precision, "order": 2},
-            **{"strides": 2, "normalize": normalize},
+            poses,
+            None,
+            weights,
+            precision=precision,
+            order=2,
+            strides=2,
+            normalize=normalize,
         )
     tape.gradient(moments, poses)
 

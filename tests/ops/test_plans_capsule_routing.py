@@ -157,7 +157,7 @@ if _library.build_info()["cuda"]:
     @pytest.mark.parametrize("out_dim, in_dim", [(2**31 - 1, 0), (0, 2**31 - 1)])
     def test_coefficients_without_predictions_of_any_size(out_dim, in_dim):
         def compute():
-            # Of 8 GB, none of which is touched: TensorFlow would keep it.
+            # 8 GB that nothing writes to: TensorFlow keeps what has been written.
             inputs = tf.raw_ops.Empty(shape=(1, 1, in_dim), dtype=tf.float32)
             weights = tf.zeros((1, 1, out_dim, in_dim))
             tf_capsops.routing_coefficients(inputs, weights, iterations=1)

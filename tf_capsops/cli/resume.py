@@ -83,9 +83,9 @@ def _named(path, config):
     Raises:
       CommandError: if no such network can be made, as after a change by hand.
     """
-    for entry, known in {"model": presets.PRESETS, "routing": presets.RULES}.items():
-        names = list(known)
-        if config[entry] not in [*names, *[None] * (entry == "routing")]:
+    for entry, names in {"model": presets.PRESETS, "routing": presets.RULES}.items():
+        is_absent = entry == "routing" and config[entry] is None
+        if config[entry] not in tuple(names) and not is_absent:
             raise CommandError(
                 f"{path}: {entry} must be one of {', '.join(names)}, got "
                 f"{config[entry]!r}"

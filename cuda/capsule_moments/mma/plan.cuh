@@ -181,8 +181,8 @@ struct Workspace {
   }
 };
 
-// Limit of the workspace in bytes, unless one sample needs more. TensorFlow may
-// allocate the next power of two.
+// Limit of the workspace in bytes, unless one sample needs most of it (see LayOut).
+// TensorFlow may allocate the next power of two.
 constexpr int64_t kMostBytes = int64_t{1} << 25;
 
 // Whether a pass sums over the children of a window. Without logits, only `center` has
@@ -227,11 +227,13 @@ Workspace LayOutSlice(const Problem& p, const GpuExec& exec, int64_t samples,
   return w;
 }
 
-// Lays out the workspace for the fewest slices that fit in it. Ordered ranges need less
-// of it, but wait for each other, each about a tenth of what a slice costs by itself.
+// Lays out the workspace for the slices and sums that take the least time. Ordered
+// ranges need less of it, so that there are fewer slices, but each waits for the one
+// before. That costs about a tenth of what a slice costs besides its passes.
 template <bool kGradient>
 Workspace LayOut(const Problem& p, const GpuExec& exec) {
-  // Leaves room for several samples next to what one needs.
+  // Doubles the limit until a quarter of kMostBytes is left beyond what one sample
+  // needs, so that a slice has several.
   const int64_t least = LayOutSlice<kGradient>(p, exec, 1, true).size;
   int64_t limit = kMostBytes;
   while (limit < least + kMostBytes / 4) limit *= 2;
