@@ -117,7 +117,8 @@ template <int Q>
 constexpr int kRowsSize = kWarps * kChunk * kEight * kRow<Q>;
 
 // Size in words of the selection matrices of WeightGradient::Compute.
-constexpr int kSelectionsSize = 2 * kLanes;
+template <int Q>
+constexpr int kSelectionsSize = 2 * kLanes * kSelectionWords<Q>;
 
 // Size in floats of the terms of a chunk's votes, or if `direct` of the warps' sums of
 // share dq.
@@ -133,7 +134,7 @@ template <bool kGradient, int Q>
 int SharedSize(const Division& d, bool prior) {
   const int size = 2 * StageSize<Q>(d) + TermsSize<kGradient>(d, d.direct);
   if (!kGradient) return size;
-  return size + kRowsSize<Q> + kSelectionsSize +
+  return size + kRowsSize<Q> + kSelectionsSize<Q> +
          (d.sums_in_shared ? WeightSums<Q>(d, prior).Size() : 0);
 }
 

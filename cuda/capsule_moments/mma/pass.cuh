@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
       int64_t{range * d.blocks + static_cast<int>(blockIdx.x)} * (layout.Size() / 4);
   float4* const weight_sums =
       d.sums_in_shared
-          ? reinterpret_cast<float4*>(rows + kRowsSize<Q> + kSelectionsSize)
+          ? reinterpret_cast<float4*>(rows + kRowsSize<Q> + kSelectionsSize<Q>)
           : stored_sums;
   float4* const my_weights = weight_sums + threadIdx.x / kLanes * layout.vectors + lane;
   float* const my_prior =
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
   // In shared memory, because there are no registers left.
   float* const selections = rows + kRowsSize<Q>;
   if (kGradient && threadIdx.x < 2 * kLanes) {
-    selections[threadIdx.x] = g == t + threadIdx.x / kLanes * kFour;
+    StoreSelection<Q>(g == t + threadIdx.x / kLanes * kFour,
+                      selections + threadIdx.x * kSelectionWords<Q>);
   }
   const auto for_vectors = [&](const auto& visit) {
     const int vectors = kGradient && sums ? layout.Size() / 4 : 0;
@@ -219,9 +220,13 @@ __global__ void __launch_bounds__(kThreads, kGradient || kLogit == 2 ? 1 : 2)
         for (int j = 0; j < kChunk; j += 2) {
           float u[2][kSize], row_sums[2 / kPair<Q>][2][4] = {};
           [[maybe_unused]] WeightGradientOf weight_grads[2];
-          [[maybe_unused]] float select[2];
+          [[maybe_unused]] uint32_t select[2][4];
           if constexpr (kGradient) {
-            select[0] = selections[lane], select[1] = selections[kLanes + lane];
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              LoadSelection<Q>(selections + (c * kLanes + lane) * kSelectionWords<Q>,
+                               select[c]);
+            }
           }
           if (!kGradient || !kEqual || kSecond || !linear) {
             vote(poses, weights, u);

@@ -260,6 +260,28 @@ __device__ void SumOverParents(const float (&gradient)[kSize], const float* righ
   }
 }
 
+// A lane's words of a matrix in shared memory that selects four of eight rows, the left
+// operand {one, 0, 0, one}. An operand that is loaded as a whole needs no moves between
+// registers, but 4 x 5 poses leave room for `one` alone.
+template <int Q>
+constexpr int kSelectionWords = Q == kFour ? 4 : 1;
+
+template <int Q>
+__device__ void StoreSelection(float one, float* to) {
+  if constexpr (Q == kFour) {
+    *reinterpret_cast<float4*>(to) = {one, 0, 0, one};
+  } else {
+    *to = one;
+  }
+}
+template <int Q>
+__device__ void LoadSelection(const float* from, uint32_t (&to)[4]) {
+  float words[4] = {*from, 0, 0, *from};
+  if constexpr (Q == kFour) LoadWords(from, words);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) to[i] = __float_as_uint(words[i]);
+}
+
 // Multiplies a child's vote gradients by the poses of the warp's eight windows, and
 // sums over the windows: the weight gradients of the warp's four parents.
 //
@@ -267,10 +289,10 @@ __device__ void SumOverParents(const float (&gradient)[kSize], const float* righ
 // window g. So a first product with a 0/1 matrix transposes the gradients, which is
 // exact. Its result has windows as columns, of which a thread has 2t and 2t + 1. The
 // thread passes the even one as row g of the second product's left operand and the odd
-// one as row g +
-// 8. So rows g sum over even windows and rows g + 8 over odd ones, and each half needs
-// its own poses as right operand: with Q = 4 these are the product's left and right
-// four columns, with Q = 5 two products. The other half of each result is unused.
+// one as row g + 8. So rows g sum over even windows and rows g + 8 over odd ones, and
+// each half needs its own poses as right operand: with Q = 4 these are the product's
+// left and right four columns, with Q = 5 two products. The other half of each result
+// is unused.
 template <bool kSplit, int Q>
 class WeightGradient {
  public:
@@ -287,11 +309,11 @@ class WeightGradient {
     return Q == kFour ? g % kFour : min(g, Q - 1);
   }
 
-  // Computes the products, once per object. `selections` are a lane's numbers of the
-  // matrices that select the first and the last four of eight rows.
+  // Computes the products, once per object. `select` are the matrices that select
+  // the first and the last four of eight rows.
   __device__ void Compute(const float (&gradient)[kSize],
                           const float (&poses)[kParts][kSide],
-                          const float (&selections)[2]) {
+                          const uint32_t (&select)[2][4]) {
     float corrections[kParts][2][4] = {};
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -302,13 +324,11 @@ class WeightGradient {
         float high[4] = {}, low[4] = {};
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const uint32_t one = __float_as_uint(selections[c]);
-          const uint32_t select[] = {one, 0, 0, one};
           OperandOf<kSplit, 2> column;
           column.SetPrepared(0, gradient[2 * i * kSide + 2 * s + c]);
           column.SetPrepared(1, gradient[(2 * i + 1) * kSide + 2 * s + c]);
-          Multiply(select, column.high, high);
-          if constexpr (kSplit) Multiply(select, column.low, low);
+          Multiply(select[c], column.high, high);
+          if constexpr (kSplit) Multiply(select[c], column.low, low);
         }
         OperandOf<kSplit, 4> left;
 #pragma unroll
