@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cc/cpu/convert.h"
 #include "cc/cpu/lanes.h"
@@ -24,7 +23,7 @@ CAPSOPS_INLINE bool Fit(int64_t count, int bits, const uint8_t* codes) {
 
 // The unsigned integer type as wide as A.
 template <typename A>
-using Bits = std::conditional_t<sizeof(A) == 8, uint64_t, uint32_t>;
+using Bits = Unsigned<sizeof(A)>;
 
 // Returns the bits of the weight that a code stands for, where `top` is the top
 // exponent. N is Bits<A> or a vector of these.

@@ -14,9 +14,16 @@
 
 namespace capsops::CAPSOPS_ISA {
 
+// The unsigned integer type of kBytes bytes.
+template <int kBytes>
+using Unsigned = std::conditional_t<
+    kBytes == 8, uint64_t,
+    std::conditional_t<kBytes == 4, uint32_t,
+                       std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>;
+
 // The integer type as wide as A, which comparisons of Vector<A> return.
 template <typename A>
-using Integer = std::conditional_t<sizeof(A) == 8, int64_t, int32_t>;
+using Integer = std::make_signed_t<Unsigned<sizeof(A)>>;
 
 template <int... kIndex>
 using Indices = std::integer_sequence<int, kIndex...>;
@@ -51,11 +58,20 @@ CAPSOPS_INLINE Vector<A> Deinterleave(Vector<A> a, Vector<A> b, Indices<kLane...
   return CAPSOPS_SHUFFLE(A, a, b, (2 * kLane + kOdd)...);
 }
 
-// Interleaves the first halves of a and b, or the second halves if kHigh is 1.
-template <typename A, int kHigh, int... kLane>
+// Interleaves the first halves of a and b, or the second halves if kHigh is 1, within
+// each block of kBlock lanes.
+template <typename A, int kHigh, int kBlock = kLanes<A>, int... kLane>
 CAPSOPS_INLINE Vector<A> Interleave(Vector<A> a, Vector<A> b, Indices<kLane...>) {
-  return CAPSOPS_SHUFFLE(
-      A, a, b, (kLane / 2 + kHigh * kLanes<A> / 2 + kLane % 2 * kLanes<A>)...);
+  return CAPSOPS_SHUFFLE(A, a, b,
+                         (kLane / kBlock * kBlock + kLane % kBlock / 2 +
+                          kHigh * kBlock / 2 + kLane % 2 * kLanes<A>)...);
+}
+
+// Deals the lanes to blocks of kBlock lanes, one lane to each block in turn.
+template <typename A, int kBlock, int... kLane>
+CAPSOPS_INLINE Vector<A> Deal(Vector<A> v, Indices<kLane...>) {
+  return CAPSOPS_SHUFFLE(A, v, v,
+                         (kLane % kBlock * (kLanes<A> / kBlock) + kLane / kBlock)...);
 }
 #undef CAPSOPS_SHUFFLE
 

@@ -111,6 +111,23 @@ inline Vector<A> SquareRoot(Vector<A> v) {
 #endif
 }
 
+// Returns table[n % 16] for each byte n that is less than 128, and 0 for other bytes.
+// Every block of 16 bytes must hold the same table.
+inline Vector<uint8_t> LookUp(Vector<uint8_t> table, Vector<uint8_t> n) {
+#if defined(__AVX512F__)
+  return (Vector<uint8_t>)_mm512_shuffle_epi8((__m512i)table, (__m512i)n);
+#elif defined(__AVX__)
+  return (Vector<uint8_t>)_mm256_shuffle_epi8((__m256i)table, (__m256i)n);
+#elif defined(__SSSE3__)
+  return (Vector<uint8_t>)_mm_shuffle_epi8((__m128i)table, (__m128i)n);
+#else
+  for (int lane = 0; lane < kVectorBytes; ++lane) {
+    n[lane] = n[lane] < 128 ? table[n[lane] % 16] : 0;
+  }
+  return n;
+#endif
+}
+
 // Whether a comparison of vectors, such as `a > b`, holds for any lane.
 template <typename Mask>
 inline bool AnyLane(Mask mask) {

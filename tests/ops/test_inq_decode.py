@@ -21,6 +21,7 @@ from tf_capsops.ops.inq_decode import inq_decode
 
 # Around the lanes of vectors, and sizes that several threads share.
 _SHAPES = [(1, 1), (15, 1), (17, 1), (33, 1), (2, 3), (3, 16), (5, 17), (4, 33)]
+_SHAPES += [(63, 1), (64, 1), (65, 1), (131, 1), (7, 64)]
 _SHAPES += [(0, 5), (0, 1), (5, 0), (70001, 1), (701, 101)]
 
 
@@ -78,13 +79,17 @@ def test_exponents_of_axes(decode, axes, device):
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("axes", [(), (1,)], ids=str)
 @pytest.mark.parametrize("top", [-130, -20, 0, 17, 127])
-def test_normal_weights_are_exact_whatever_the_largest_is(axes, top, dtype, device):
+@pytest.mark.parametrize("bits", [5, 8])
+def test_normal_weights_are_exact_whatever_the_largest_is(
+    bits, axes, top, dtype, device
+):
     """Books that start above the numbers of a type, and end below them."""
-    codes = np.arange(129, dtype=np.uint8).reshape(43, 3)
+    codes = np.resize(np.arange(2 ** (bits - 1) + 1, dtype=np.uint8), (43, 3))
     exponents = np.array([top, top - 1, 3]) if axes else np.array(top)
-    expected = inq.decode(codes, 8, 0) * 2.0**exponents
+    expected = inq.decode(codes, bits, 0) * 2.0**exponents
+    operands = tf.constant(codes), exponents, bits, dtype, axes
     found = [
-        tf.cast(call(decode, tf.constant(codes), exponents, 8, dtype, axes), tf.float64)
+        tf.cast(call(decode, *operands), tf.float64)
         for decode in (inq_decode, _portable)
     ]
     np.testing.assert_array_equal(*found)
@@ -126,7 +131,9 @@ def test_bits_that_do_not_exist(codes, tops, bits, text, assert_refused, device)
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
-@pytest.mark.parametrize("shape, place", [((9, 7), (8, 6)), ((63, 1), (40, 0))])
+@pytest.mark.parametrize(
+    "shape, place", [((9, 7), (8, 6)), ((63, 1), (40, 0)), ((200, 1), (100, 0))]
+)
 def test_codes_past_the_book_are_refused_on_cpu(bits, shape, place):
     last = 2 ** (bits - 1)
     codes = np.zeros(shape, np.uint8)
