@@ -119,10 +119,12 @@ bool Decode(const Problem& p, int64_t begin, int64_t end, const uint8_t* codes,
   if (p.columns == 1) {
     return DecodeColumn(end - begin, p.bits, codes + begin, scales[0], weights + begin);
   }
+  int64_t column = begin % p.columns;
   for (int64_t n = begin; n < end;) {
-    const int64_t column = n % p.columns, count = Min(p.columns - column, end - n);
+    const int64_t count = Min(p.columns - column, end - n);
     DecodeRow(count, codes + n, scales + column, weights + n);
     n += count;
+    column = 0;
   }
   return Fit(end - begin, p.bits, codes + begin);
 }
