@@ -8,6 +8,8 @@
 //                    CapsuleRoutingWithSums is CapsuleRouting, whose kernels it runs
 //   kHostInputs      the names of the inputs whose values the host reads
 //   kSumType         the attribute that gives the type of sums of T, or null
+//   kExpensive       whether TensorFlow may hand the op to another thread, so that ops
+//                    that are ready run at the same time
 //   Read(ctx)        reads the attributes
 //   Resolve(inputs)  checks shapes, and returns the Call
 // Shape functions, OpKernels and XLA kernels are generated from these classes.
@@ -73,6 +75,7 @@ absl::StatusOr<Call<Problem>> MakeCall(
 struct OpDefaults {
   static constexpr std::array<const char*, 0> kHostInputs = {};
   static constexpr const char* kSumType = nullptr;
+  static constexpr bool kExpensive = true;
   template <typename Context>
   absl::Status Read(Context*) {
     return absl::OkStatus();

@@ -102,6 +102,8 @@ class PlannedOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(ctx, Run(ctx));
   }
 
+  bool IsExpensive() override { return Op::kExpensive && OpKernel::IsExpensive(); }
+
  private:
   absl::Status Run(tensorflow::OpKernelContext* ctx) {
     const auto call = op_.Resolve(KernelInputs(ctx));

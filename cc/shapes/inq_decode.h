@@ -26,6 +26,9 @@ absl::Status GetAttributes(Context* ctx, Attributes* attributes) {
 
 struct DecodeOp : Decode, OpWith<Attributes> {
   static constexpr const char* kOp = kName;
+  // Waking another thread takes longer than decoding most kernels, and the op divides
+  // large ones among threads itself.
+  static constexpr bool kExpensive = false;
   absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
