@@ -166,7 +166,7 @@ def test_runs_outlast_a_recipe_that_changes_and_changes_back(work, monkeypatch):
         ("em-digits", {"routing_gradient": "last"}, "routing gradient last"),
         ("capsnet-mnist", {"network": {"capsule_dim": 8}}, "network capsule dim 8"),
         ("inq5-mnist", {"steps": [0.5, 1.0]}, "steps 0.5 1"),
-        ("em-mnist", {"epochs": None}, "epochs None"),
+        ("em-mnist", {"epochs": None}, "epochs default"),
     ],
 )
 def test_what_a_variant_changed_is_named(name, options, changed):

@@ -133,6 +133,8 @@ def _pairs(own, fixed, skipped):
 
 
 def _text(value):
+    if value is None:
+        return "default"
     if isinstance(value, (list, tuple)):
         return " ".join(map(_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
