@@ -36,7 +36,8 @@ struct Tables {
 };
 
 // Returns whether the code book fits in tables: it has at most 16 codes besides 0, and
-// the bits of weights below the upper 16 are zero, as they are in normal numbers.
+// the bits of weights below the upper 16 are zero, as they are if no weight is
+// subnormal.
 template <typename T>
 bool FillTables(int bits, Accumulator<T> scale, Tables* tables) {
   const int last = 1 << (bits - 1);
