@@ -57,4 +57,21 @@ struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
   S at[N];
 };
 
+// Loads N elements as one Pack and widens them.
+template <int N, typename S, typename A>
+__device__ void LoadPack(const S* from, A* to) {
+  const auto pack = *reinterpret_cast<const Pack<S, N>*>(from);
+#pragma unroll
+  for (int n = 0; n < N; ++n) to[n] = Widen(pack.at[n]);
+}
+
+// Narrows N elements and stores them as one Pack.
+template <int N, typename S, typename A>
+__device__ void StorePack(const A* from, S* to) {
+  Pack<S, N> pack;
+#pragma unroll
+  for (int n = 0; n < N; ++n) Narrow(from[n], &pack.at[n]);
+  *reinterpret_cast<Pack<S, N>*>(to) = pack;
+}
+
 }  // namespace capsops

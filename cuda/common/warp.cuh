@@ -36,11 +36,7 @@ __device__ void LoadRow(const S* from, int in_dim, bool vector, A (&row)[K]) {
   if (vector) {
     constexpr int kStep = sizeof(S) * K < 16 ? K : 16 / sizeof(S);
 #pragma unroll
-    for (int k = 0; k < K; k += kStep) {
-      const auto pack = *reinterpret_cast<const Pack<S, kStep>*>(from + k);
-#pragma unroll
-      for (int e = 0; e < kStep; ++e) row[k + e] = Widen(pack.at[e]);
-    }
+    for (int k = 0; k < K; k += kStep) LoadPack<kStep>(from + k, row + k);
   } else {
 #pragma unroll
     for (int k = 0; k < K; ++k) row[k] = k < in_dim ? Widen(from[k]) : A{0};
@@ -53,12 +49,7 @@ __device__ void StoreRow(const A (&row)[K], int in_dim, bool vector, S* to) {
   if (vector) {
     constexpr int kStep = sizeof(S) * K < 16 ? K : 16 / sizeof(S);
 #pragma unroll
-    for (int k = 0; k < K; k += kStep) {
-      Pack<S, kStep> pack;
-#pragma unroll
-      for (int e = 0; e < kStep; ++e) Narrow(row[k + e], &pack.at[e]);
-      *reinterpret_cast<Pack<S, kStep>*>(to + k) = pack;
-    }
+    for (int k = 0; k < K; k += kStep) StorePack<kStep>(row + k, to + k);
   } else {
 #pragma unroll
     for (int k = 0; k < K; ++k) {

@@ -82,10 +82,7 @@ __device__ void StoreQuad(const Work& w, const Place& at,
 #pragma unroll
   for (int px = 0; px < kPixels; ++px) {
     if (at.x + px >= w.width) break;
-    Pack<S, kVector> pack;
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) Narrow(sum[px][c], &pack.at[c]);
-    *reinterpret_cast<Pack<S, kVector>*>(to + px * w.channels) = pack;
+    StorePack<kVector>(sum[px], to + px * w.channels);
   }
 }
 

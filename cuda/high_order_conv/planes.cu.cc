@@ -55,21 +55,6 @@ __device__ inline bool Inside(int at, int size) {
   return static_cast<unsigned>(at) < static_cast<unsigned>(size);
 }
 
-template <int kPixels, typename S, typename A>
-__device__ void LoadPack(const S* from, A* to) {
-  const auto pack = *reinterpret_cast<const Pack<S, kPixels>*>(from);
-#pragma unroll
-  for (int px = 0; px < kPixels; ++px) to[px] = Widen(pack.at[px]);
-}
-
-template <int kPixels, typename S, typename A>
-__device__ void StorePack(const A* from, S* to) {
-  Pack<S, kPixels> pack;
-#pragma unroll
-  for (int px = 0; px < kPixels; ++px) Narrow(from[px], &pack.at[px]);
-  *reinterpret_cast<Pack<S, kPixels>*>(to) = pack;
-}
-
 // The columns of row `y` that kTaps neighboring taps read for a pack: pixel px reads
 // column px + tap. They are loaded as three packs of 4 pixels, or kTaps packs of 1.
 template <int kPixels, int kTaps>

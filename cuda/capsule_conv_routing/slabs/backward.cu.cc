@@ -157,8 +157,8 @@ __device__ void StoreVoteGrads(Tile& tile, S* votes) {
 #pragma unroll
           for (int e = 0; e < Tile::kNumbers; ++e) sum.at[e] += db * total.at[e];
         }
-        Tile::StoreNarrow(sum,
-                          votes + (int64_t{pixel} * z.types + i) * tile.columns + at);
+        StorePack<Tile::kNumbers>(
+            sum.at, votes + (int64_t{pixel} * z.types + i) * tile.columns + at);
       }
     });
   });

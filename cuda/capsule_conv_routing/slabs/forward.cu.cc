@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kMostThreads)
           if (!last) {
             *reinterpret_cast<Numbers*>(totals + at) = v;
           } else if (pixel < tile.valid) {
-            Tile::StoreNarrow(v, output + tile.Output(pixel) + at);
+            StorePack<kPack>(v.at, output + tile.Output(pixel) + at);
           }
         });
         if (last) return;

@@ -249,12 +249,6 @@ class Tile {
     for (int e = 0; e < kPack; ++e) to.at[e] = Widen(from.at[e]);
     return to;
   }
-  __device__ static void StoreNarrow(const Numbers& from, S* to) {
-    Pack<S, kPack> pack;
-#pragma unroll
-    for (int e = 0; e < kPack; ++e) Narrow(from.at[e], &pack.at[e]);
-    *reinterpret_cast<Pack<S, kPack>*>(to) = pack;
-  }
 
   const Tiling& z;
   const Index columns, pairs;

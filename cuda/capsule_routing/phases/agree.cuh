@@ -55,11 +55,7 @@ struct Samples {
           const S* const from = row + n * z.in_dim + k;
           Pack<A, kWord> word{};
           if (b < rows && z.words) {
-            if (k < z.in_dim) {
-              const auto read = *reinterpret_cast<const Pack<S, kWord>*>(from);
-#pragma unroll
-              for (int i = 0; i < kWord; ++i) word.at[i] = Widen(read.at[i]);
-            }
+            if (k < z.in_dim) LoadPack<kWord>(from, word.at);
           } else if (b < rows) {
 #pragma unroll
             for (int i = 0; i < kWord; ++i) {
