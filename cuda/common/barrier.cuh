@@ -35,6 +35,12 @@ class Barrier {
                  : "memory");
   }
 
+  // Arrives once for the warp, after all of its lanes.
+  __device__ void ArriveWarp() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) Arrive();
+  }
+
   // Arrives, and makes the phase wait for `bytes` more bytes of asynchronous copies.
   __device__ void ArriveAndExpectBytes(uint32_t bytes) {
     asm volatile(
@@ -76,6 +82,16 @@ class Barrier {
  private:
   uint64_t state_;
 };
+
+// Initializes the barriers of a ring of `count` stages. A stage is full after one
+// arrival, and empty again after `releases`.
+__device__ inline void InitRing(int count, int releases, Barrier* full,
+                                Barrier* empty) {
+  for (int n = 0; n < count; ++n) {
+    full[n].Init(1);
+    empty[n].Init(releases);
+  }
+}
 
 // The index of a stage in a ring of `places` stages, and the parity of the barrier
 // phase to wait for, which flips with every trip around the ring.

@@ -261,4 +261,26 @@ CAPSOPS_WGMMA_RS(float, CAPSOPS_TF32_RS, 32, "256", "128", "129", "130", "131", 
                  CAPSOPS_SUMS_8(16), CAPSOPS_SUMS_8(24))
 #endif
 
+// Clear() zeroes sums before the first wgmma, and Complete() follows the wait for the
+// last one. They keep the compiler from using the sums while wgmma is in flight.
+template <int kProducts>
+__device__ inline void Clear(float (&sums)[kProducts][4]) {
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      sums[n][e] = 0;
+      asm volatile("" : "+f"(sums[n][e]));
+    }
+  }
+}
+template <int kProducts>
+__device__ inline void Complete(float (&sums)[kProducts][4]) {
+#pragma unroll
+  for (int n = 0; n < kProducts; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[n][e])::"memory");
+  }
+}
+
 }  // namespace capsops

@@ -117,16 +117,6 @@ __device__ void StoreTile(const Work& work, const typename Work::Place& place,
   }
 }
 
-// Calls `then` with each accumulator.
-template <int kProducts, typename Then>
-__device__ void ForEach(float (&sums)[kProducts][4], const Then& then) {
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) then(sums[n][e]);
-  }
-}
-
 // The descriptor of an operand of the k-th of a step's four products.
 template <typename Work, typename Shape>
 __device__ uint64_t MakeOperandDescriptor(uint32_t operand, int k) {
@@ -196,10 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       (kAlignment - SharedAddress(memory) % kAlignment) % kAlignment);
   auto& tables = shared.tables;
   if (threadIdx.x == 0) {
-    for (int n = 0; n < Shape::kStages; ++n) {
-      shared.full[n].Init(1);
-      shared.empty[n].Init(kConsumerWarps);
-    }
+    InitRing(Shape::kStages, kConsumerWarps, shared.full, shared.empty);
     Barrier::FenceInit();
   }
   work.Count(&tables);
@@ -215,8 +202,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == kGroups) {
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
-      PipelineState at;
-      at.parity = 1;  // The first wait for each stage passes at once.
+      PipelineState at{0, 1};  // The first wait for each stage passes at once.
       while (step < end) {
         const auto place = work.Find(tables, step);
         const int last = min(end, place.steps.MultiplyEnd());
@@ -243,10 +229,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       step = place.steps.End();
       if (first >= last) continue;  // Only steps that store are left.
       float sums[Shape::kProducts][4];
-      ForEach(sums, [](float& sum) {
-        sum = 0;
-        asm volatile("" : "+f"(sum));  // keeps this before the first wgmma
-      });
+      Clear(sums);
       int before = -1;
       for (int n = first; n < last; ++n, at.Next(Shape::kStages)) {
         const char* const stage = shared.stages[at.at];
@@ -284,8 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       WgmmaWait<0>();
       if (before >= 0) release(before);
-      // Keeps the compiler from reading the accumulators before the wait.
-      ForEach(sums, [](float& sum) { asm volatile("" : "+f"(sum)::"memory"); });
+      Complete(sums);
       if (first > place.steps.first) {
         parts.Write(range, sums);
         continue;

@@ -75,10 +75,7 @@ struct SharedLayout {
 
   __device__ void Initialize() {
     if (threadIdx.x == 0) {
-      for (int n = 0; n < kMaxStages; ++n) {
-        barriers.full[n].Init(1);
-        barriers.empty[n].Init(C::kWarps);
-      }
+      InitRing(kMaxStages, C::kWarps, barriers.full, barriers.empty);
       for (int n = 0; n < kMaxBuffers; ++n) {
         barriers.patch_full[n].Init(C::kBoxes ? 1 : C::kLoadThreads);
         barriers.patch_empty[n].Init(C::kWarps);
@@ -226,10 +223,6 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
                               int group, S* target) {
   const Product& p = s.product;
   Barriers& barriers = shared.barriers;
-  const auto release = [&](Barrier& barrier) {
-    __syncwarp();
-    if (threadIdx.x % kLanes == 0) barrier.Arrive();
-  };
   const int first_product = group / C::kColumnGroups * C::kTiles;
   const int column = group % C::kColumnGroups * kWgmmaRows;
   // The distance between core matrices, in rows, which are units of 16 bytes.
@@ -304,18 +297,18 @@ __device__ void MultiplyTiles(const WarpgroupParams& s, const SharedLayout<C>& s
         }
         if constexpr (!C::kPromotes) WgmmaWait<1>();
         // At most this stage's products are in flight, so the previous slot is free.
-        if (slot_before >= 0) release(barriers.empty[slot_before]);
+        if (slot_before >= 0) barriers.empty[slot_before].ArriveWarp();
         slot_before = slot.at;
         slot.Next(s.ring);
         if (stage == 0 && buffer_before >= 0)
-          release(barriers.patch_empty[buffer_before]);
+          barriers.patch_empty[buffer_before].ArriveWarp();
       }
       buffer_before = buffer.at;
       buffer.Next(p.buffers);
     }
     WgmmaWait<0>();
-    if (slot_before >= 0) release(barriers.empty[slot_before]);
-    if (buffer_before >= 0) release(barriers.patch_empty[buffer_before]);
+    if (slot_before >= 0) barriers.empty[slot_before].ArriveWarp();
+    if (buffer_before >= 0) barriers.patch_empty[buffer_before].ArriveWarp();
     sums.Accumulate();
     const int first_column = place.column_block * C::kColumns + column;
 #pragma unroll

@@ -206,8 +206,7 @@ __device__ void MultiplyLines(const W& w, const WeightCoord& place, int group,
 #pragma unroll 1
     for (; products >= 2; products -= 2) multiply(std::integral_constant<int, 2>());
     if (products > 0) multiply(std::integral_constant<int, 1>());
-    __syncwarp();
-    if (lane == 0) barriers.grad_free[other.at].Arrive();
+    barriers.grad_free[other.at].ArriveWarp();
     other.Next(w.grad_slots);
     for (int n = line.Last() ? w.y_taps : 1; n > 0; --n) {
       if (lane == 0) barriers.row_free[oldest].Arrive();

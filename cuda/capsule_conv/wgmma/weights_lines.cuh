@@ -136,8 +136,7 @@ __device__ void LoadLines(const W& w, const WeightCoord& place,
                           const CUtensorMap& input, const CUtensorMap& grad,
                           WeightBarriers& barriers, char* row_slots, char* grad_slots) {
   using S = typename W::S;
-  PipelineState row, other;
-  row.parity = other.parity = 1;  // The first wait for each slot passes at once.
+  PipelineState row{0, 1}, other{0, 1};  // The first wait for each slot passes at once.
   for (LineIterator line(w, place.split); line.left > 0; line.Next()) {
     const int strip = line.strip * w.strip;
     const int x =
@@ -245,8 +244,7 @@ __device__ void TransposeRows(const W& w, const WeightCoord& place,
       TransposePoses<W::kParts>(row_slots + row.at * w.RowBytes(), w.PartBytes(), warp,
                                 typename W::S{});
       FenceAsyncProxy();
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barriers.row_ready[row.at].Arrive();
+      barriers.row_ready[row.at].ArriveWarp();
       row.Next(w.row_slots);
     }
   }

@@ -65,10 +65,7 @@ struct Turns {
     if (group > 0 || turn > 0) barriers[group].Wait((turn - 1 + group) % 2);
   }
   // Ends the turn of a warpgroup. All its warps call this.
-  __device__ void Pass(int group) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barriers[1 - group].Arrive();
-  }
+  __device__ void Pass(int group) { barriers[1 - group].ArriveWarp(); }
 };
 
 // Layout of shared memory: a ring of stages, kEpilogueBytes for the epilogue (a
@@ -100,19 +97,11 @@ struct Stages {
         (kAlignment - SharedAddress(dynamic) % kAlignment) % kAlignment);
     if (threadIdx.x == 0) {
       stages.turns.Init();
-      for (int n = 0; n < kCount; ++n) {
-        stages.full[n].Init(1);
-        stages.empty[n].Init(releases);
-      }
+      InitRing(kCount, releases, stages.full, stages.empty);
       Barrier::FenceInit();
     }
     __syncthreads();
     return stages;
-  }
-  // Releases a stage. Every warp that reads the stage calls this.
-  __device__ inline void Release(int stage) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) empty[stage].Arrive();
   }
   // Waits until the stage is released. Returns the barrier that its next boxes, of
   // `bytes` bytes in total, complete on.
@@ -127,28 +116,6 @@ struct Stages {
   __device__ inline void Multiply(int group, int steps, PipelineState* at,
                                   float (&sums)[2][kProducts][4]);
 };
-
-// Clear() zeroes the sums before the first product, and Complete() follows the wait for
-// the last one. They keep the compiler from using the sums while wgmma is in flight.
-template <int kProducts>
-__device__ inline void Clear(float (&sums)[kProducts][4]) {
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      sums[n][e] = 0;
-      asm volatile("" : "+f"(sums[n][e]));
-    }
-  }
-}
-template <int kProducts>
-__device__ inline void Complete(float (&sums)[kProducts][4]) {
-#pragma unroll
-  for (int n = 0; n < kProducts; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sums[n][e])::"memory");
-  }
-}
 
 template <typename S, int kProducts, int kEpilogueBytes>
 __device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
@@ -173,13 +140,13 @@ __device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
     }
     WgmmaCommit();
     WgmmaWait<1>();  // until wgmma has read the previous stage
-    if (before >= 0) Release(before);
+    if (before >= 0) empty[before].ArriveWarp();
     before = at->at;
   }
   // The other warpgroup may issue its products before these end.
   turns.Pass(group);
   WgmmaWait<0>();
-  if (before >= 0) Release(before);
+  if (before >= 0) empty[before].ArriveWarp();
   Complete(sums[0]);
   Complete(sums[1]);
 }

@@ -116,7 +116,7 @@ __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
     stages.full[at.at].Wait(at.parity);
     AddStage<S>(stage, stage + Ring::kRowBytes, halved ? warp % 4 : warp, line, sums);
     WgmmaWait<0>();
-    stages.Release(at.at);
+    stages.empty[at.at].ArriveWarp();
     if (halved) {
       ++step;
       at.Next(Ring::kCount);
@@ -173,7 +173,7 @@ __device__ void SumTaps(SumStages<S, kWide>& stages, bool halved, int move, int 
         WgmmaCommit();
         WgmmaWait<0>();
       }
-      stages.Release(at.at);
+      stages.empty[at.at].ArriveWarp();
     }
   });
 #pragma unroll
