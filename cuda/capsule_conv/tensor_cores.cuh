@@ -78,10 +78,7 @@ class PlannedTasks {
   LaunchError Run(const GpuExec& exec, const char* op, const S* source,
                   const Weights& weights, S* target, void* workspace,
                   const Scale& scale = {}) const {
-    if (zeros_ > 0) {
-      CAPSOPS_RETURN_IF_ERROR(
-          CheckLaunch(op, cudaMemsetAsync(target, 0, zeros_ * sizeof(S), exec.stream)));
-    }
+    CAPSOPS_RETURN_IF_ERROR(Zero(exec, op, target, zeros_));
     uint32_t* const packed = static_cast<uint32_t*>(workspace);
     for (const Step& step : steps_) {
       TilePlan<S> plan = step.plan;

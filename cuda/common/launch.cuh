@@ -39,6 +39,13 @@ inline LaunchError CheckLaunch(const char* kernel,
           error == cudaErrorMemoryAllocation ? Fault::kOutOfMemory : Fault::kInternal};
 }
 
+// Fills `count` elements with zeros.
+template <typename T>
+LaunchError Zero(const GpuExec& exec, const char* name, T* to, int64_t count) {
+  if (count == 0) return {};
+  return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
+}
+
 // Returns a refusal from a planner if the expression, a string, is not empty. `Plan` is
 // the planner's return type.
 #define CAPSOPS_REFUSE_IF(...)                                   \
@@ -134,6 +141,17 @@ template <typename Kernel, typename... Arguments>
 LaunchError Launch(const char* name, Kernel kernel, dim3 grid, int threads, int shared,
                    const GpuExec& exec, const Arguments&... arguments) {
   return LaunchWith({}, 0, name, kernel, grid, threads, shared, exec, arguments...);
+}
+
+// Launches an elementwise kernel with a thread for each of `count` elements.
+template <typename... Parameters, typename... Arguments>
+LaunchError ForEach(const GpuExec& exec, const char* op, int64_t count,
+                    void (*kernel)(Parameters...), const Arguments&... arguments) {
+  if (count == 0) return {};
+  constexpr int kThreads = 256;
+  const int64_t blocks = CeilDivide(count, kThreads);
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
+  return Launch(op, kernel, blocks, kThreads, 0, exec, arguments...);
 }
 
 // Launches a kernel by programmatic dependent launch (compute capability 9.0 and

@@ -82,15 +82,4 @@ __global__ void ConvertKernel(const From* from, int64_t count, To* to) {
   if (i < count) Narrow(Widen(from[i]), &to[i]);
 }
 
-// Launches an elementwise kernel for `count` elements.
-template <typename... Parameters, typename... Arguments>
-LaunchError ForEach(const GpuExec& exec, const char* op, int64_t count,
-                    void (*kernel)(Parameters...), const Arguments&... arguments) {
-  if (count == 0) return {};
-  constexpr int kThreads = 256;
-  const int64_t blocks = CeilDivide(count, kThreads);
-  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
-  return Launch(op, kernel, blocks, kThreads, 0, exec, arguments...);
-}
-
 }  // namespace capsops::inq_conv

@@ -42,14 +42,10 @@ template <typename S, int kCount>
 LaunchError Run(const GpuExec& exec, const Problem& p, const uint8_t* codes,
                 const int64_t* top_exponents, S* weights) {
   const int64_t packs = p.rows * p.columns / kCount;
-  if (packs == 0) return {};
-  constexpr int kThreads = 256;
-  const int64_t blocks = CeilDivide(packs, kThreads);
-  CAPSOPS_RETURN_IF_ERROR(CheckGrid("InqDecode", blocks));
-  return Launch("InqDecode", DecodeKernel<S, kCount>, blocks, kThreads, 0, exec,
-                reinterpret_cast<const Pack<uint8_t, kCount>*>(codes), top_exponents,
-                packs, p.columns, 1 << (p.bits - 2),
-                reinterpret_cast<Pack<S, kCount>*>(weights));
+  return ForEach(exec, "InqDecode", packs, DecodeKernel<S, kCount>,
+                 reinterpret_cast<const Pack<uint8_t, kCount>*>(codes), top_exponents,
+                 packs, p.columns, 1 << (p.bits - 2),
+                 reinterpret_cast<Pack<S, kCount>*>(weights));
 }
 
 }  // namespace

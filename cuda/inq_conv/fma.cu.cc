@@ -28,18 +28,14 @@ InqPlan<GpuExec, T> PlanConvolution(const GpuExec& exec, const Convolution& conv
                               void* workspace) {
         const Exponents exponents = Exponents::Of<T>(top_exponent, levels);
         T* const weights = static_cast<T*>(workspace);
-        LaunchError error =
-            ForEach(exec, op, count, DecodeKernel<T>,
-                    CodedWeights<T>{codes, levels, exponents.top}, count, weights);
-        if (error.empty()) {
-          error = product.run(exec, source, weights, target,
-                              static_cast<char*>(workspace) + decoded);
-        }
-        if (error.empty() && exponents.shift != 0) {
-          error = ForEach(exec, op, results, ScaleKernel<T>, exponents.shift, results,
-                          target);
-        }
-        return error;
+        CAPSOPS_RETURN_IF_ERROR(ForEach(exec, op, count, DecodeKernel<T>,
+                                        CodedWeights<T>{codes, levels, exponents.top},
+                                        count, weights));
+        CAPSOPS_RETURN_IF_ERROR(product.run(exec, source, weights, target,
+                                            static_cast<char*>(workspace) + decoded));
+        if (exponents.shift == 0) return LaunchError();
+        return ForEach(exec, op, results, ScaleKernel<T>, exponents.shift, results,
+                       target);
       });
 }
 

@@ -50,15 +50,14 @@ Int8Plan<GpuExec, T> PlanFloat(const GpuExec& exec, const Problem& p) {
         char* const bytes = static_cast<char*>(workspace);
         A* const image = reinterpret_cast<A*>(bytes);
         A* const sums = reinterpret_cast<A*>(bytes + read_bytes);
-        CAPSOPS_RETURN_IF_ERROR(inq_conv::ForEach(
-            exec, Forward::kName, read, QuantizeKernel<CudaType<T>, A>, Native(input),
-            scale, zero_point, read, image));
+        CAPSOPS_RETURN_IF_ERROR(ForEach(exec, Forward::kName, read,
+                                        QuantizeKernel<CudaType<T>, A>, Native(input),
+                                        scale, zero_point, read, image));
         const int32_t top_exponent = (1 << (p.bits - 2)) - 1;
         CAPSOPS_RETURN_IF_ERROR(plan.run(exec, image, codes, top_exponent, sums,
                                          bytes + read_bytes + sums_bytes));
-        return inq_conv::ForEach(exec, Forward::kName, written,
-                                 MultiplyKernel<A, CudaType<T>>, sums, multipliers,
-                                 p.out_channels, written, Native(output));
+        return ForEach(exec, Forward::kName, written, MultiplyKernel<A, CudaType<T>>,
+                       sums, multipliers, p.out_channels, written, Native(output));
       });
 }
 

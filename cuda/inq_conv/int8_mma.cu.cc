@@ -118,10 +118,7 @@ __global__ void __launch_bounds__(kLanes)
     }
     sum += part * (1 << j * kOperandBits);
   }
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, offset);
-  }
+  sum = SumOfWarp(sum);
   if (threadIdx.x == 0) weight_sums[blockIdx.x] = sum;
 }
 
@@ -258,7 +255,7 @@ LaunchError Run(const GpuExec& exec, const Problem& p, const Layout& layout,
     const int64_t written = pixels * p.out_channels;
     const int64_t tiles = CeilDivide(pixels, kRows) * product.column_tiles;
     S* const to = output + sample * product.out_area * p.out_channels;
-    CAPSOPS_RETURN_IF_ERROR(inq_conv::ForEach(
+    CAPSOPS_RETURN_IF_ERROR(ForEach(
         exec, kOp, pieces, QuantizeKernel<S>, input + sample * in_area * p.in_channels,
         scale, zero_point, p.in_channels, pieces, reinterpret_cast<uint4*>(image)));
     CAPSOPS_RETURN_IF_ERROR(CheckGrid(kOp, tiles));

@@ -24,13 +24,12 @@ InqPlan<GpuExec, T> PlanConvolution(const Convolution& conv,
         char* const bytes = static_cast<char*>(workspace);
         float* const wide_source = reinterpret_cast<float*>(bytes);
         float* const wide_target = reinterpret_cast<float*>(bytes + source_bytes);
-        LaunchError error = ForEach(exec, op, from, ConvertKernel<CudaType<T>, float>,
-                                    Native(source), from, wide_source);
-        if (error.empty()) {
-          error = plan.run(exec, wide_source, codes, top_exponent, wide_target,
-                           bytes + source_bytes + target_bytes);
-        }
-        if (!error.empty()) return error;
+        CAPSOPS_RETURN_IF_ERROR(ForEach(exec, op, from,
+                                        ConvertKernel<CudaType<T>, float>,
+                                        Native(source), from, wide_source));
+        CAPSOPS_RETURN_IF_ERROR(plan.run(exec, wide_source, codes, top_exponent,
+                                         wide_target,
+                                         bytes + source_bytes + target_bytes));
         return ForEach(exec, op, to, ConvertKernel<float, CudaType<T>>, wide_target, to,
                        Native(target));
       });

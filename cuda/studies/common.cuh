@@ -1,7 +1,7 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Helpers of the studies' launchers: zeroing, and the wording of refusals.
+// The wording of the studies' refusals.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,6 @@
 namespace capsops::studies {
 
 constexpr int64_t kMaxThreads = 1024;  // threads per block
-
-// Zeroes a tensor that kernels add to.
-inline LaunchError Zero(const GpuExec& exec, const char* name, float* data,
-                        int64_t elements) {
-  if (elements == 0) return {};
-  return CheckLaunch(name,
-                     cudaMemsetAsync(data, 0, elements * sizeof(float), exec.stream));
-}
 
 // Returns the reason of a refusal.
 inline std::string Must(const std::string& what, const std::string& be, int64_t is) {

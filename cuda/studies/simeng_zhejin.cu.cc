@@ -91,9 +91,9 @@ LaunchError Forward(const GpuExec& exec, const Problem& p, const float* input,
                     const float* weights, float* output) {
   const char* name = "HighOrderConvStudy";
   const int64_t elements = p.batch * p.channels * p.height * p.width;
-  LaunchError error = Zero(exec, name, output, elements);
-  if (error.empty()) error = CheckGrid(name, p.height);
-  if (!error.empty() || elements == 0) return error;
+  CAPSOPS_RETURN_IF_ERROR(Zero(exec, name, output, elements));
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(name, p.height));
+  if (elements == 0) return {};
   ForwardKernel<<<static_cast<unsigned>(p.height), static_cast<unsigned>(p.width), 0,
                   exec.stream>>>(SizesOf(p), input, weights, output);
   return CheckLaunch(name);
@@ -104,12 +104,11 @@ LaunchError Backward(const GpuExec& exec, const Problem& p, const float* grad,
                      float* grad_weights) {
   const char* name = "HighOrderConvStudyGrad";
   const int64_t pixels = p.batch * p.height * p.width;
-  LaunchError error = Zero(exec, name, grad_input, pixels * p.channels);
-  if (error.empty()) {
-    error = Zero(exec, name, grad_weights, pixels * p.kernel_height * p.kernel_width);
-  }
-  if (error.empty()) error = CheckGrid(name, p.height);
-  if (!error.empty() || pixels * p.channels == 0) return error;
+  const int64_t taps = p.kernel_height * p.kernel_width;
+  CAPSOPS_RETURN_IF_ERROR(Zero(exec, name, grad_input, pixels * p.channels));
+  CAPSOPS_RETURN_IF_ERROR(Zero(exec, name, grad_weights, pixels * taps));
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(name, p.height));
+  if (pixels * p.channels == 0) return {};
   BackwardKernel<<<static_cast<unsigned>(p.height), static_cast<unsigned>(p.width), 0,
                    exec.stream>>>(SizesOf(p), grad, input, weights, grad_input,
                                   grad_weights);

@@ -170,8 +170,7 @@ struct GpuSteps : Copies<T> {
 
   static LaunchError Zero(const GpuExec& exec, const char* op, void* data,
                           int64_t bytes) {
-    if (bytes == 0) return {};
-    return CheckLaunch(op, cudaMemsetAsync(data, 0, bytes, exec.stream));
+    return capsops::Zero(exec, op, static_cast<char*>(data), bytes);
   }
 
   static int64_t Space(const GpuExec& exec, const Problem& p, bool gradient) {

@@ -9,6 +9,7 @@
 
 #include "cuda/capsule_routing/mma/tile.cuh"
 #include "cuda/capsule_routing/squash.cuh"
+#include "cuda/common/barrier.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace capsops::capsule_routing::mma {
@@ -86,7 +87,7 @@ struct VectorThread {
       parts[n][m][part] = {a[n].x * b[n].x + a[n].y * b[n].y,
                            a[n].z * b[n].z + a[n].w * b[n].w};
     }
-    SliceSync();
+    SyncNamedBarrier<kThreads>();
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       product[n] = {};
@@ -96,12 +97,7 @@ struct VectorThread {
         product[n].y += parts[n][e][part].y;
       }
     }
-    SliceSync();
-  }
-
-  // Synchronizes the threads of slice 0.
-  __device__ static void SliceSync() {
-    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+    SyncNamedBarrier<kThreads>();
   }
 };
 

@@ -16,12 +16,6 @@
 
 namespace capsops::capsule_routing::phases {
 
-template <typename T>
-LaunchError Clear(const GpuExec& exec, const char* name, T* to, int64_t count) {
-  if (count == 0) return {};
-  return CheckLaunch(name, cudaMemsetAsync(to, 0, count * sizeof(T), exec.stream));
-}
-
 // Calls run(S{}, spills, in_dim) with the kernels' element type and compile-time
 // parameters. in_dim is 0 if kernels are not specialized for it.
 template <typename T, typename Run>
@@ -190,8 +184,8 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
         [outputs, iterations = p.iterations](const GpuExec& exec, const T*, const T*,
                                              const T*, T* output, A* sums,
                                              void*) -> LaunchError {
-          CAPSOPS_RETURN_IF_ERROR(Clear(exec, kForwardName, output, outputs));
-          return Clear(exec, kForwardName, sums, iterations * outputs);
+          CAPSOPS_RETURN_IF_ERROR(Zero(exec, kForwardName, output, outputs));
+          return Zero(exec, kForwardName, sums, iterations * outputs);
         });
   }
   CAPSOPS_REFUSE_IF(TooLarge(p));
@@ -216,9 +210,9 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
         0,
         [=](const GpuExec& exec, const T*, const T*, const T*, const T*, const A*,
             T* grad_input, T* grad_weights, T* grad_logits, void*) -> LaunchError {
-          CAPSOPS_RETURN_IF_ERROR(Clear(exec, kBackwardName, grad_input, inputs));
-          CAPSOPS_RETURN_IF_ERROR(Clear(exec, kBackwardName, grad_weights, weights));
-          return Clear(exec, kBackwardName, grad_logits, logits);
+          CAPSOPS_RETURN_IF_ERROR(Zero(exec, kBackwardName, grad_input, inputs));
+          CAPSOPS_RETURN_IF_ERROR(Zero(exec, kBackwardName, grad_weights, weights));
+          return Zero(exec, kBackwardName, grad_logits, logits);
         });
   }
   CAPSOPS_REFUSE_IF(TooLarge(p));
