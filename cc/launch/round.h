@@ -11,6 +11,11 @@ namespace capsops {
 
 static inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Version for quotients that fit in an int.
+static inline int CeilDivideInt(int64_t a, int64_t b) {
+  return static_cast<int>(CeilDivide(a, b));
+}
+
 static inline int64_t RoundUp(int64_t value, int64_t multiple) {
   return CeilDivide(value, multiple) * multiple;
 }

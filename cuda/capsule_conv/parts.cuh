@@ -14,6 +14,23 @@
 
 namespace capsops::capsule_conv {
 
+// A plan of a kernel whose blocks share work by a tiling; without blocks if it does not
+// fit.
+template <typename TilingOf, typename... Pointers>
+struct BlocksPlan {
+  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
+                                 const BlocksPlan& plan, Pointers... pointers);
+
+  TilingOf tiling{};
+  int64_t blocks = 0;
+  int shared = 0;
+  double cost = 0;  // estimate in cycles
+  Launch launch = nullptr;
+};
+
+// Limit on the partial sums in the workspace, in bytes.
+constexpr int64_t kMaxPartBytes = int64_t{64} << 20;
+
 // Plans a gradient of `weights` elements, of which the kernel of `plan` writes `parts`
 // partial sums.
 template <typename T, typename PartialPlan>

@@ -66,23 +66,16 @@ inline std::string RefuseSizes(const Problem& p) {
   return p.batch > 0 ? "" : "a tensor is empty";
 }
 
-inline Image InputImage(const Problem& p) {
+// The input or the output, with `columns` columns per pose.
+inline Image MakeImage(const Problem& p, int64_t height, int64_t width,
+                       int64_t channels, int64_t columns) {
   return {p.batch,
-          static_cast<int>(p.in_height),
-          static_cast<int>(p.in_width),
-          static_cast<int>(p.in_channels),
+          static_cast<int>(height),
+          static_cast<int>(width),
+          static_cast<int>(channels),
           static_cast<int>(p.pose_depth),
           static_cast<int>(p.pose_rows),
-          static_cast<int>(p.pose_inner)};
-}
-inline Image OutputImage(const Problem& p) {
-  return {p.batch,
-          static_cast<int>(p.out_height),
-          static_cast<int>(p.out_width),
-          static_cast<int>(p.out_channels),
-          static_cast<int>(p.pose_depth),
-          static_cast<int>(p.pose_rows),
-          static_cast<int>(p.pose_columns)};
+          static_cast<int>(columns)};
 }
 
 inline Axis ForwardAxis(const AxisProblem& p) {
@@ -101,8 +94,8 @@ inline Task ForwardTask(const Problem& p) {
   const int64_t matrix = p.pose_inner * p.pose_columns;
   const int64_t matrices = p.out_channels * p.pose_depth;
   Task task{};
-  task.source = InputImage(p);
-  task.target = OutputImage(p);
+  task.source = MakeImage(p, p.in_height, p.in_width, p.in_channels, p.pose_inner);
+  task.target = MakeImage(p, p.out_height, p.out_width, p.out_channels, p.pose_columns);
   task.vertical = ForwardAxis(Vertical(p));
   task.horizontal = ForwardAxis(Horizontal(p));
   task.placement = {1, 0, 1, 0};
@@ -127,7 +120,7 @@ inline Task ForwardTask(const Problem& p) {
 inline Axis PhaseAxis(const AxisProblem& p, int64_t phase) {
   const PhaseTaps taps = TapsOfPhase(p, phase);
   Axis axis{};
-  axis.points = static_cast<int>(CeilDivide(p.in - phase, p.stride));
+  axis.points = CeilDivideInt(p.in - phase, p.stride);
   axis.stride = 1;
   axis.step = static_cast<int>(taps.step);
   if (taps.count == 0) return axis;
@@ -242,11 +235,11 @@ inline Product TiledProduct(const Task& task, int y, int x, int columns) {
   p.horizontal = task.horizontal;
   p.placement = task.placement;
   p.vertical.tile = y;
-  p.vertical.tiles = static_cast<int>(CeilDivide(p.vertical.points, y));
+  p.vertical.tiles = CeilDivideInt(p.vertical.points, y);
   p.horizontal.tile = x;
-  p.horizontal.tiles = static_cast<int>(CeilDivide(p.horizontal.points, x));
-  p.order.column_blocks = static_cast<int>(
-      CeilDivide(int64_t{p.target.channels} * p.target.columns, columns));
+  p.horizontal.tiles = CeilDivideInt(p.horizontal.points, x);
+  p.order.column_blocks =
+      CeilDivideInt(int64_t{p.target.channels} * p.target.columns, columns);
   return p;
 }
 

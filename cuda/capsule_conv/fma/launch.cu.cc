@@ -17,8 +17,6 @@
 
 namespace capsops::capsule_conv::fma {
 
-// Limit on the split-K workspace, in bytes.
-constexpr int64_t kMaxSplitBytes = int64_t{64} << 20;
 // The fewest steps of kDepth terms per split.
 constexpr int64_t kMinSplitSteps = 8;
 
@@ -193,10 +191,9 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
   using Plan = ConvPlan<GpuExec, T>;
   using A = Accumulator<T>;
   if (z.elements == 0 || z.terms.size() == 0 || z.height == 0 || z.width == 0) {
-    return Plan::Make(0, [op, bytes = z.elements * sizeof(T)](
-                             const GpuExec& exec, const T*, const T*, T* out, void*) {
-      if (bytes == 0) return LaunchError();
-      return CheckLaunch(op, cudaMemsetAsync(out, 0, bytes, exec.stream));
+    return Plan::Make(0, [op, elements = z.elements](const GpuExec& exec, const T*,
+                                                     const T*, T* out, void*) {
+      return Zero(exec, op, out, elements);
     });
   }
   const int64_t largest =
@@ -229,7 +226,7 @@ ConvPlan<GpuExec, T> PlanProduct(const char* op, const GpuDevice& device,
   const int64_t room = int64_t{kResident<A>} * device.processors;
   z.parts = std::max(int64_t{1},
                      std::min({room / tiles, z.terms.size() / (kMinSplitSteps * kDepth),
-                               kMaxSplitBytes / int64_t{sizeof(A)} / z.elements}));
+                               kMaxPartBytes / int64_t{sizeof(A)} / z.elements}));
   const int64_t blocks = tiles * z.parts;
   const int64_t sum_blocks = z.parts > 1 ? CeilDivide(z.elements, kReduceElements) : 0;
   CAPSOPS_REFUSE_IF(GridRefusal(std::max(blocks, sum_blocks)));

@@ -54,12 +54,12 @@ inline std::string Refusal(const Problem& p) {
 inline bool SetTile(int y, int x, Tiling* t) {
   t->vertical.tile = y;
   t->horizontal.tile = x;
-  t->vertical.tiles = static_cast<int>(CeilDivide(t->vertical.points, y));
-  t->horizontal.tiles = static_cast<int>(CeilDivide(t->horizontal.points, x));
+  t->vertical.tiles = CeilDivideInt(t->vertical.points, y);
+  t->horizontal.tiles = CeilDivideInt(t->horizontal.points, x);
   t->points = y * x;
   t->tiles = t->input.batch * t->vertical.tiles * t->horizontal.tiles;
   // Whole warps of pixels in the forward pass, with at least one entry without target.
-  t->slots = static_cast<int>(CeilDivide(t->points + 1, kWarpPixels)) * kWarpPixels;
+  t->slots = CeilDivideInt(t->points + 1, kWarpPixels) * kWarpPixels;
   const int64_t pitch =
       int64_t{t->horizontal.Reach(x, t->horizontal.taps)} * t->pixel_words;
   const int64_t patch = t->vertical.Reach(y, t->vertical.taps) * pitch;
@@ -85,7 +85,7 @@ inline void Begin(const Problem& p, int run, Tiling* t) {
   t->by_pixel = Divisor(t->pixel_words);
   t->columns = static_cast<int>(t->output.pixel());
   t->terms = t->vertical.taps * t->horizontal.taps * t->pixel;
-  t->steps = static_cast<int>(CeilDivide(t->terms, 8));
+  t->steps = CeilDivideInt(t->terms, 8);
 }
 
 // Calls `consider` for all plausible tilings. Each dimension is cut into the fewest
@@ -94,10 +94,10 @@ template <typename Consider>
 void ForEachTiling(Tiling* t, const Consider& consider) {
   const int width = t->horizontal.points, height = t->vertical.points;
   const auto for_each_part = [](int all, int most, const auto& use) {
-    const int fewest = static_cast<int>(CeilDivide(all, most));
+    const int fewest = CeilDivideInt(all, most);
     int last = 0;
     for (int parts = fewest; parts <= std::min(all, fewest + 64); ++parts) {
-      const int part = static_cast<int>(CeilDivide(all, parts));
+      const int part = CeilDivideInt(all, parts);
       if (part != last && !use(part)) return;
       last = part;
     }
@@ -111,25 +111,12 @@ void ForEachTiling(Tiling* t, const Consider& consider) {
   });
 }
 
-// A plan of either kernel; without blocks if it does not fit.
-template <typename TilingOf, typename... Pointers>
-struct GatherPlan {
-  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
-                                 const GatherPlan& plan, Pointers... pointers);
-
-  TilingOf tiling{};
-  int64_t blocks = 0;
-  int shared = 0;
-  double cost = 0;  // estimate in cycles
-  Launch launch = nullptr;
-};
-
 template <typename S>
-using ForwardPlan = GatherPlan<Tiling, const S* /*input*/, const S* /*weights*/,
+using ForwardPlan = BlocksPlan<Tiling, const S* /*input*/, const S* /*weights*/,
                                const S* /*bias, or null*/, S* /*output*/>;
 template <typename S>
 using WeightPlan =
-    GatherPlan<WeightTiling, const S* /*input*/, const S* /*grad*/, float* /*parts*/>;
+    BlocksPlan<WeightTiling, const S* /*input*/, const S* /*grad*/, float* /*parts*/>;
 
 template <auto kKernel, int kThreads, typename Plan, typename... Pointers>
 LaunchError Launch(const GpuExec& exec, const char* op, const Plan& plan,
@@ -149,7 +136,7 @@ void FindForward(const Problem& p, const GpuDevice& device, ForwardPlan<S>* best
   plan.launch = Launch<ForwardKernel<S, kTf32, kColumns>, kForwardThreads>;
   Tiling& t = plan.tiling;
   Begin(p, 4, &t);
-  t.column_blocks = static_cast<int>(CeilDivide(t.columns, kColumns));
+  t.column_blocks = CeilDivideInt(t.columns, kColumns);
   ForEachTiling(&t, [&] {
     const int64_t shared =
         4 * (int64_t{t.steps} * 8 * (kColumns + 2) + 2 * t.slots + t.patch);
@@ -211,23 +198,21 @@ void FindWeights(const Problem& p, const GpuDevice& device, WeightPlan<S>* best)
   WeightTiling& t = plan.tiling;
   Begin(p, 8, &t);
   t.weights = int64_t{t.terms} * t.columns;
-  t.term_blocks = static_cast<int>(CeilDivide(t.terms, kProducts * 8));
+  t.term_blocks = CeilDivideInt(t.terms, kProducts * 8);
   t.column_warps = 1;
   while (t.column_warps < kWarps && t.column_warps * kWarpColumns < t.columns) {
     t.column_warps *= 2;
   }
-  t.column_blocks =
-      static_cast<int>(CeilDivide(t.columns, t.column_warps * kWarpColumns));
+  t.column_blocks = CeilDivideInt(t.columns, t.column_warps * kWarpColumns);
   const int groups = kWarps / t.column_warps;
   const int64_t sums = int64_t{t.term_blocks} * t.column_blocks;
-  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   ForEachTiling(&t, [&] {
     const int64_t shared = kWarps * kStages * kStage<S> * sizeof(S) +
                            int64_t{4} * (2 * t.slots + 2 * kProducts * 8 + t.patch);
     if (shared > device.shared) return;
     t.splits = static_cast<int>(
         std::max<int64_t>(1, std::min({device.processors / sums, t.tiles,
-                                       kMaxBytes / 4 / groups / t.weights})));
+                                       kMaxPartBytes / 4 / groups / t.weights})));
     // All 8 warps multiply together, and read 16 bytes per cycle.
     const double steps = CeilDivide(t.points, kStepPixels * groups);
     const double multiply = steps * kWarps * 2 * kProducts * kProductCycles<kTf32>;

@@ -109,17 +109,17 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   p = TiledProduct(task, y, x, C::kColumns);
   const int all = p.source.planes(), rows = p.source.rows;
   const int taps = p.vertical.taps * p.horizontal.taps;
-  p.order.chunks = static_cast<int>(CeilDivide(all, planes));
-  p.order.planes = static_cast<int>(CeilDivide(all, p.order.chunks));
-  p.order.steps = static_cast<int>(CeilDivide(taps * p.order.planes, kStepQuads<S>));
+  p.order.chunks = CeilDivideInt(all, planes);
+  p.order.planes = CeilDivideInt(all, p.order.chunks);
+  p.order.steps = CeilDivideInt(taps * p.order.planes, kStepQuads<S>);
   p.patch = MakePatch<S>(p.vertical, p.horizontal, rows, p.vertical.taps,
                          p.horizontal.taps, std::is_same_v<S, float> ? 16 : 8);
   p.buffers = p.order.chunks > 1 ? 2 : 1;
-  p.by_row_tiles = Divisor(static_cast<int>(CeilDivide(x * rows, kTileRows)));
+  p.by_row_tiles = Divisor(CeilDivideInt(x * rows, kTileRows));
   p.stage_steps =
       std::min(p.order.steps, C::kStageWords / StepWords<kTf32>(C::kColumns));
   if (p.order.planes * rows > C::kThreads) return plan;
-  const int tiles = y * static_cast<int>(CeilDivide(x * rows, kTileRows));
+  const int tiles = y * CeilDivideInt(x * rows, kTileRows);
   CompletePlan<S, kTf32, C>(device, SharedBytes<S, kTf32, C>(p), tiles, &plan);
   return plan;
 }
@@ -134,12 +134,11 @@ TilePlan<S> PlanSmallTile(const Task& task, const GpuDevice& device, int y, int 
   p = TiledProduct(task, y, x, C::kColumns);
   const int rows = p.source.rows, taps = p.horizontal.taps;
   p.order.planes = p.source.planes();
-  p.order.steps =
-      static_cast<int>(CeilDivide(p.vertical.taps * p.order.planes, kStepQuads<S>));
+  p.order.steps = CeilDivideInt(p.vertical.taps * p.order.planes, kStepQuads<S>);
   // A step may read two rows of one plane; an odd pitch puts them in different banks.
   p.patch = MakePatch<S>(p.vertical, p.horizontal, rows, p.vertical.taps,
                          taps + (x + taps) % 2, std::is_same_v<S, float> ? 16 : 8);
-  const int groups = static_cast<int>(CeilDivide(x * rows, kSmallRows));
+  const int groups = CeilDivideInt(x * rows, kSmallRows);
   p.by_row_tiles = Divisor(groups);
   const int64_t words = int64_t{p.order.planes} * p.patch.plane +
                         kSmallRows * kQuadWords<S> + 2 * TableQuads<S>(p.order) +
@@ -161,7 +160,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device, int all, int uni
     const int x = std::min(units * unit / rows, task.horizontal.points);
     if (x == before) continue;
     before = x;
-    const int most = all / static_cast<int>(CeilDivide(x * rows, unit));
+    const int most = all / CeilDivideInt(x * rows, unit);
     for (int bands = (height - 1) / most + 1; bands <= height; bands *= 2) {
       const TilePlan<S> plan = plan_tile((height - 1) / bands + 1, x);
       if (plan.tiles > 0 && (best.tiles == 0 || plan.cost < best.cost)) best = plan;

@@ -24,19 +24,9 @@ struct WeightTraits {
   static constexpr int kColumnQuads = kProducts * 2;
 };
 
-// A plan of the gradient; without blocks if it does not fit.
 template <typename S>
-struct WeightPlan {
-  using Launch = LaunchError (*)(const GpuExec& exec, const char* op,
-                                 const WeightPlan& plan, const S* input, const S* grad,
-                                 float* parts);
-
-  WeightProduct product;
-  int64_t blocks = 0;
-  int shared = 0;
-  double cost = 0;  // estimate in cycles
-  Launch launch = nullptr;
-};
+using WeightPlan =
+    BlocksPlan<WeightProduct, const S* /*input*/, const S* /*grad*/, float* /*parts*/>;
 
 template <typename S, Tf32 kTf32, typename C, bool kEvenRows>
 LaunchError LaunchWeights(const GpuExec& exec, const char* op,
@@ -44,7 +34,7 @@ LaunchError LaunchWeights(const GpuExec& exec, const char* op,
                           float* parts) {
   constexpr auto kKernel = WeightsKernel<S, kTf32, C::kTiles, C::kProducts, kEvenRows>;
   return LaunchDependent<kKernel>(op, dim3(plan.blocks), kWeightWarps * kLanes,
-                                  plan.shared, exec, plan.product, input, grad, parts);
+                                  plan.shared, exec, plan.tiling, input, grad, parts);
 }
 
 // Divides the rows into blocks of `quads` quads and sizes the patch for them.
@@ -52,7 +42,7 @@ template <typename S>
 void SplitRows(int quads, WeightProduct* p) {
   const int of_chunk = p->chunk_planes * p->taps(), width = p->horizontal.taps;
   p->quads = quads;
-  p->row_blocks = static_cast<int>(CeilDivide(of_chunk, quads));
+  p->row_blocks = CeilDivideInt(of_chunk, quads);
   int y_taps = 1, x_taps = 1;
   for (int block = 0; block < p->row_blocks; ++block) {
     const int first = block * quads / p->chunk_planes;
@@ -68,7 +58,7 @@ void SplitRows(int quads, WeightProduct* p) {
 // Chooses how many blocks divide the lattice among them, and estimates the cost.
 template <typename S, Tf32 kTf32, typename C>
 void SplitLattice(const GpuDevice& device, WeightPlan<S>* plan) {
-  WeightProduct& p = plan->product;
+  WeightProduct& p = plan->tiling;
   const int64_t input_words = int64_t{p.chunk_planes} * p.input_patch.plane;
   const int64_t grad_words = int64_t{C::kColumnQuads} * p.grad_patch.plane;
   const int64_t shared =
@@ -80,10 +70,9 @@ void SplitLattice(const GpuDevice& device, WeightPlan<S>* plan) {
   const int resident = std::min<int>(2, device.processor_shared / (shared + 1024));
   const int64_t sums =
       int64_t{p.column_blocks} * p.row_blocks * p.chunks * p.input.depth;
-  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   p.splits = static_cast<int>(
       std::max<int64_t>(1, std::min({int64_t{resident} * device.processors / sums,
-                                     p.tiles, kMaxBytes / 4 / p.weights})));
+                                     p.tiles, kMaxPartBytes / 4 / p.weights})));
   plan->blocks = sums * p.splits <= INT32_MAX ? sums * p.splits : 0;
   // Cycles of a multiprocessor. Per cycle it does 640 multiply-adds of TF32, or twice
   // as many of a 16-bit type, copies 24 bytes, and writes, reads and adds one element
@@ -111,13 +100,13 @@ void FindTiling(const Task& task, const GpuDevice& device, WeightPlan<S>* best) 
   WeightPlan<S> plan;
   plan.launch = kFloat || rows % 2 == 0 ? LaunchWeights<S, kTf32, C, true>
                                         : LaunchWeights<S, kTf32, C, kFloat>;
-  WeightProduct& p = plan.product;
+  WeightProduct& p = plan.tiling;
   p.input = task.source;
   p.grad = task.target;
   p.vertical = task.vertical;
   p.horizontal = task.horizontal;
   p.weights = p.taps() * task.filter.tap;
-  p.column_blocks = static_cast<int>(CeilDivide(p.grad.planes(), C::kColumnQuads));
+  p.column_blocks = CeilDivideInt(p.grad.planes(), C::kColumnQuads);
   const int planes = p.input.planes();
   const auto consider = [&](int quads) {
     if (quads <= 0 || quads > C::kRowQuads) return;
@@ -128,7 +117,7 @@ void FindTiling(const Task& task, const GpuDevice& device, WeightPlan<S>* best) 
   };
   for (const int most : {512, 256, 128, 64, 32, 16}) {  // lattice rows per tile
     for (int columns = 1; columns <= 16; ++columns) {
-      p.horizontal.tile = static_cast<int>(CeilDivide(p.horizontal.points, columns));
+      p.horizontal.tile = CeilDivideInt(p.horizontal.points, columns);
       p.vertical.tile = std::min(most / (p.horizontal.tile * rows), p.vertical.points);
       if (columns > p.horizontal.points) break;
       if (p.vertical.tile == 0) {
@@ -136,12 +125,9 @@ void FindTiling(const Task& task, const GpuDevice& device, WeightPlan<S>* best) 
         p.vertical.tile = 1;
         p.horizontal.tile = std::max(1, std::min(most / rows, p.horizontal.points));
       }
-      p.horizontal.tiles =
-          static_cast<int>(CeilDivide(p.horizontal.points, p.horizontal.tile));
-      p.vertical.tiles =
-          static_cast<int>(CeilDivide(p.vertical.points, p.vertical.tile));
-      p.vertical.tile =
-          static_cast<int>(CeilDivide(p.vertical.points, p.vertical.tiles));
+      p.horizontal.tiles = CeilDivideInt(p.horizontal.points, p.horizontal.tile);
+      p.vertical.tiles = CeilDivideInt(p.vertical.points, p.vertical.tile);
+      p.vertical.tile = CeilDivideInt(p.vertical.points, p.vertical.tiles);
       p.tiles = p.input.batch * p.vertical.tiles * p.horizontal.tiles;
       Axis y{}, x{};
       y.stride = x.stride = 1;
@@ -149,7 +135,7 @@ void FindTiling(const Task& task, const GpuDevice& device, WeightPlan<S>* best) 
       x.tile = p.horizontal.tile;
       p.grad_patch = MakePatch<S>(y, x, rows, 1, 1, 16);
       for (p.chunks = 1; p.chunks <= planes; p.chunks *= 2) {
-        p.chunk_planes = static_cast<int>(CeilDivide(planes, p.chunks));
+        p.chunk_planes = CeilDivideInt(planes, p.chunks);
         const int line = p.chunk_planes * p.horizontal.taps;
         consider(std::min(C::kRowQuads, line * p.vertical.taps));
         consider(C::kRowQuads / p.chunk_planes * p.chunk_planes);
@@ -205,7 +191,7 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
   CAPSOPS_REFUSE_IF(RefuseWeights(p));
   const auto plan = FindWeightPlan<S, kTf32>(ForwardTask(p), device);
   if (plan.blocks == 0) return Plan::Refuse("no tile of it fits in shared memory");
-  return PlanSplitK<T>(op, plan, plan.product.weights, plan.product.splits);
+  return PlanSplitK<T>(op, plan, plan.tiling.weights, plan.tiling.splits);
 }
 
 CAPSOPS_DEFINE_PLAN_WEIGHTS

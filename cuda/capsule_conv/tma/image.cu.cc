@@ -55,10 +55,8 @@ struct TiledAxis {
 template <typename Shape, typename S>
 void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
   ImageWork& work = plan->work;
-  work.column_blocks =
-      static_cast<int>(CeilDivide(work.columns.count, Shape::kColumns));
-  work.chunks =
-      static_cast<int>(CeilDivide(plan->rows.size[0], uint64_t{Shape::kDepth}));
+  work.column_blocks = CeilDivideInt(work.columns.count, Shape::kColumns);
+  work.chunks = CeilDivideInt(plan->rows.size[0], uint64_t{Shape::kDepth});
   const TileAxis vertical = work.vertical, horizontal = work.horizontal;
   int64_t fewest = kMaxSteps + 1;
   for (int y = 1; y <= kRows; y *= 2) {
@@ -106,8 +104,8 @@ ProductPlan<S, ImageWork> PlanImageProduct(const GpuDevice& device, const Proble
   packed->by_out_inner = Divisor(filter.out_inner);
   packed->terms = filter.channels * filter.inner;
   packed->columns = filter.out_channels * filter.out_inner;
-  packed->term_blocks = static_cast<int>(CeilDivide(packed->terms, kPackSide));
-  packed->column_blocks = static_cast<int>(CeilDivide(packed->columns, kPackSide));
+  packed->term_blocks = CeilDivideInt(packed->terms, kPackSide);
+  packed->column_blocks = CeilDivideInt(packed->columns, kPackSide);
 
   ImageWork& work = plan.work;
   work.vertical = MakeAxis(Vertical(p), gradient);

@@ -57,12 +57,12 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
              static_cast<int>(p.out_height),
              static_cast<int>(p.out_width),
              out,
-             static_cast<int>(CeilDivide(out, kGradColumns))};
+             CeilDivideInt(out, kGradColumns)};
   Work& work = plan.work;
   work.boxes = boxes;
   work.moves = TapMoves(p);
   work.channels = static_cast<int>(p.in_channels * p.pose_inner);
-  work.channel_blocks = static_cast<int>(CeilDivide(work.channels, kRows));
+  work.channel_blocks = CeilDivideInt(work.channels, kRows);
   work.channel = p.out_channels * matrix;
   work.tap = p.in_channels * work.channel;
   work.row = inner;
@@ -92,7 +92,7 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
   }
   WithShape<S>(out, [&](auto shape) {
     using Shape = decltype(shape);
-    work.column_blocks = static_cast<int>(CeilDivide(out, Shape::kColumns));
+    work.column_blocks = CeilDivideInt(out, Shape::kColumns);
     const int64_t tiles = p.kernel_height * p.kernel_width * work.channel_blocks *
                           int64_t{work.column_blocks};
     if (tiles > kMaxSteps || steps > kMaxSteps ||
@@ -148,8 +148,8 @@ ConvPlan<GpuExec, T> PlanWeightsBy(const char* op, const GpuDevice& device,
                  FlagsToClear{parts.there, plan.work.ranges.blocks}));
       right = to;
     } else {
-      CAPSOPS_RETURN_IF_ERROR(CheckLaunch(
-          op, cudaMemsetAsync(parts.there, 0, plan.FlagBytes(), exec.stream)));
+      CAPSOPS_RETURN_IF_ERROR(
+          Zero(exec, op, parts.there, plan.FlagBytes() / sizeof(int)));
     }
     return plan.launch(exec, op, plan, Native(input), right, parts,
                        Native(grad_weights));

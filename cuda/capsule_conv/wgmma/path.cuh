@@ -20,19 +20,14 @@ using OperandOf = std::conditional_t<kTf32 == Tf32::kSplitLeft || kTf32 == Tf32:
 template <Tf32 kTf32>
 constexpr int kFilterParts = kTf32 == Tf32::kSplit ? 3 : 1;
 
-// Why wgmma cannot do tasks of this shape; else empty.
-std::string Refusal(const Task& task, const GpuDevice& device);
-
-// The cheapest plan of all kernel shapes (product.cu.cc).
+// The cheapest plan of all kernel shapes. This and Path::Refusal are in product.cu.cc.
 template <typename S, Tf32 kTf32>
 TilePlan<S> PlanTask(const Task& task, const GpuDevice& device);
 
 struct Path {
   using TapColumns = wgmma::TapColumns;
 
-  static std::string Refusal(const Task& task, const GpuDevice& device) {
-    return wgmma::Refusal(task, device);
-  }
+  static std::string Refusal(const Task& task, const GpuDevice& device);
 
   template <typename S, Tf32 kTf32, bool kPlain>
   static TilePlan<S> Plan(const Task& task, const GpuDevice& device) {

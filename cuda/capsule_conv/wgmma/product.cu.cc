@@ -149,12 +149,11 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   p = TiledProduct(task, y, x, C::kColumns);
   p.buffers = buffers;
   const int rows = p.source.rows, taps = p.vertical.taps * p.horizontal.taps;
-  const int all =
-      static_cast<int>(CeilDivide(p.source.planes(), kUnitQuads<typename C::O>));
+  const int all = CeilDivideInt(p.source.planes(), kUnitQuads<typename C::O>);
   p.patch = UnitPatch(p, C::kBoxes);
   if (p.patch.pixels >= kTooLarge || (C::kBoxes && !HasBoxes(p))) return plan;
   const int row = p.patch.row * rows, down = C::kRows / kGroupRows;
-  const int across = static_cast<int>(CeilDivide(x * rows, kGroupRows));
+  const int across = CeilDivideInt(x * rows, kGroupRows);
   const int64_t lattice_rows = (y - 1) * int64_t{row} + x * rows;
   const int64_t products =
       rows_2d ? CeilDivide(y, down) * across : CeilDivide(lattice_rows, C::kRows);
@@ -166,10 +165,10 @@ TilePlan<S> PlanTile(const Task& task, const GpuDevice& device, int y, int x,
   int units = std::min(all, taps >= 8 ? 8 : 32);
   int64_t shared = 0;
   for (; units > 0; --units) {
-    p.order.chunks = static_cast<int>(CeilDivide(all, units));
-    units = static_cast<int>(CeilDivide(all, p.order.chunks));
+    p.order.chunks = CeilDivideInt(all, units);
+    units = CeilDivideInt(all, p.order.chunks);
     p.order.planes = units;
-    p.order.steps = static_cast<int>(CeilDivide(int64_t{taps} * units, 2));
+    p.order.steps = CeilDivideInt(int64_t{taps} * units, 2);
     const int64_t steps = RoundUp(p.order.steps, C::kSteps);
     shared =
         4 * (C::kBarrierWords + int64_t{buffers} * C::kParts * units * p.patch.plane +
@@ -222,8 +221,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
     return (points - 1) / ((points - 1) / tile + 1) + 1;
   };
   int before = 0;
-  const int fewest =
-      static_cast<int>(CeilDivide(int64_t{width} * rows, kMax * C::kRows));
+  const int fewest = CeilDivideInt(int64_t{width} * rows, kMax * C::kRows);
   for (int parts = fewest; parts <= std::min(width, fewest + 64); ++parts) {
     const int x = (width - 1) / parts + 1;
     if (x == before) continue;
@@ -247,7 +245,7 @@ TilePlan<S> FindTile(const Task& task, const GpuDevice& device) {
   return best;
 }
 
-std::string Refusal(const Task& task, const GpuDevice& device) {
+std::string Path::Refusal(const Task& task, const GpuDevice& device) {
   const int columns = Columns(task);
   if (task.source.columns % kQuad != 0) {
     return "4 does not divide " + std::to_string(task.source.columns) +

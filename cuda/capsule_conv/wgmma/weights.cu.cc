@@ -93,9 +93,8 @@ void Consider(const GpuDevice& device, WeightPlan<W> plan, WeightPlan<W>* best) 
   const int64_t tiles = int64_t{w.x_tiles} * w.y_tiles * w.block_tiles * w.row_tiles;
   const int64_t most =
       std::min<int64_t>(CeilDivide(4 * device.processors, tiles), w.lines);
-  constexpr int64_t kMaxBytes = int64_t{64} << 20;
   for (int64_t splits = 1; splits <= most; ++splits) {
-    if (splits > 1 && splits * w.weights > kMaxBytes / 4) break;
+    if (splits > 1 && splits * w.weights > kMaxPartBytes / 4) break;
     const int64_t lines = CeilDivide(w.lines, splits);
     if (!std::is_same_v<S, float> && lines * w.strip > kMaxPixels) continue;
     plan.cost = CeilDivide(tiles * splits, device.processors) * (lines * line + 5000) +
@@ -112,26 +111,23 @@ template <typename W>
 void FindTiles(const GpuDevice& device, const Problem& p, WeightPlan<W> plan,
                WeightPlan<W>* best) {
   W& w = plan.sums;
-  const auto parts = [](int64_t whole, int64_t part) {
-    return static_cast<int>(CeilDivide(whole, part));
-  };
-  const int channel_blocks = parts(w.channels, kWeightChannels);
+  const int channel_blocks = CeilDivideInt(w.channels, kWeightChannels);
   const int units = kWeightUnits<W::kParts> * (w.halves ? 1 : kConsumerGroups);
   const bool neighbors = w.moves.stride_y == 1 && w.moves.dilation_y == 1;
-  w.row_tiles = parts(w.out_channels * w.columns, w.Halves() * kWeightRows);
+  w.row_tiles = CeilDivideInt(w.out_channels * w.columns, w.Halves() * kWeightRows);
   for (w.blocks = 1; w.blocks <= std::min(channel_blocks, units); ++w.blocks) {
-    w.block_tiles = parts(channel_blocks, w.blocks);
+    w.block_tiles = CeilDivideInt(channel_blocks, w.blocks);
     const int most_x = std::min(w.moves.kernel_width, units / w.blocks);
     for (w.x_taps = 1; w.x_taps <= most_x; ++w.x_taps) {
-      w.x_tiles = parts(w.moves.kernel_width, w.x_taps);
+      w.x_tiles = CeilDivideInt(w.moves.kernel_width, w.x_taps);
       const int rest = neighbors ? units / (w.blocks * w.x_taps) : 1;
       for (w.y_taps = 1; w.y_taps <= std::min(w.moves.kernel_height, rest);
            ++w.y_taps) {
-        w.y_tiles = parts(w.moves.kernel_height, w.y_taps);
+        w.y_tiles = CeilDivideInt(w.moves.kernel_height, w.y_taps);
         for (int strips = 1; strips <= 32; ++strips) {
           w.strip = static_cast<int>(
-              RoundUp(parts(w.width, strips), kProductPixels<typename W::S>));
-          w.strips = parts(w.width, w.strip);
+              RoundUp(CeilDivideInt(w.width, strips), kProductPixels<typename W::S>));
+          w.strips = CeilDivideInt(w.width, w.strip);
           const int64_t lines = p.batch * w.strips * w.height;
           if (w.strips < strips || lines > INT32_MAX) continue;
           w.lines = static_cast<int>(lines);
@@ -199,8 +195,7 @@ WeightPlan<W> FindWeightPlan(const GpuDevice& device, const Problem& p) {
   }
   if (best.blocks == 0) return best;
   const W& found = best.sums;
-  const int of_group =
-      static_cast<int>(CeilDivide(found.Units(), found.halves ? 1 : kConsumerGroups));
+  const int of_group = CeilDivideInt(found.Units(), found.halves ? 1 : kConsumerGroups);
   best.launch = SelectLaunch<W>(of_group);
   best.input = MapLines(p, found.box_width, !std::is_same_v<typename W::S, float>);
   best.grad = MapGrad(p, found.strip);

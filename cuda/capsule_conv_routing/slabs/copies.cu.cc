@@ -262,8 +262,7 @@ LaunchError Copies<T>::AddParts(const GpuExec& exec, const char* op, int64_t cou
                                 const Accumulator<T>* parts, T* to_first,
                                 T* to_second) {
   const int64_t blocks = CeilDivide(first + second, kPartColumns);
-  LaunchError error = CheckGrid(op, blocks);
-  if (!error.empty()) return error;
+  CAPSOPS_RETURN_IF_ERROR(CheckGrid(op, blocks));
   return Launch(op, AddPartsKernel<CudaType<T>, Accumulator<T>>, dim3(blocks),
                 kPartColumns * kPartRows, 0, exec, count, first, second, parts,
                 to_first, to_second);

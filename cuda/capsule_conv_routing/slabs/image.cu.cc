@@ -260,11 +260,6 @@ bool IsDirect(const Problem& p) {
 // Leaves the following to convolutions, unless all phases are direct: windows with more
 // than 10 horizontal taps or with gaps wider than a tile, and images of over 64 types.
 bool AddsImage(const Problem& p) {
-  constexpr int64_t kMost = 1 << 20;
-  if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >
-      kMost) {
-    return false;
-  }
   return IsDirect(p) ||
          (p.types <= kTileRows / 2 && AllPhases(p, [&](const Phase& phase) {
             using Add = AddPixels<float>;  // Other types have the same sizes.
@@ -305,7 +300,7 @@ int AddedRows(const Problem& p, const Slab& slab) {
 template <typename S>
 ImageTiles PixelTiles(const Problem& p, const Slab& slab, const AddPixels<S>& add) {
   ImageTiles w(p, slab, kStageTerms<S>, add.tile_pixels * p.types);
-  w.column_tiles = static_cast<int>(CeilDivide(p.in_dim, add.tile_channels));
+  w.column_tiles = CeilDivideInt(p.in_dim, add.tile_channels);
   w.tile_rows = add.tile_rows;
   return w;
 }

@@ -51,13 +51,13 @@ struct ImageTiles {
         positions(static_cast<int>(slab.phase.x.out.count * p.types)),
         image_positions(static_cast<int>(p.in_width * p.types)),
         terms(static_cast<int>(Columns(p))),
-        chunks(static_cast<int>(CeilDivide(terms, chunk))),
+        chunks(CeilDivideInt(terms, chunk)),
         x_taps(static_cast<int>(slab.phase.x.taps)),
         filter_rows(static_cast<int>(p.in_dim)),
         tile_positions(static_cast<int>(tile_positions)),
-        across(static_cast<int>(CeilDivide(positions, tile_positions))),
+        across(CeilDivideInt(positions, tile_positions)),
         tile_columns(0),
-        column_tiles(static_cast<int>(CeilDivide(filter_rows, kMostImageColumns))) {}
+        column_tiles(CeilDivideInt(filter_rows, kMostImageColumns)) {}
 
   __host__ __device__ int row_tiles() const {
     if (tile_rows == 1) return y.read;
@@ -192,8 +192,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
   if (group == 2) {
     SetMaxRegisters<kFew, false>();
     if (threadIdx.x % 128 == 0) {
-      PipelineState at;
-      at.parity = 1;  // Empty stages count as released.
+      PipelineState at{0, 1};  // Empty stages count as released.
       const int bytes = w.box_lines() * Ring::kLine;
       ForImageTiles(w, [&](const ImageTile& tile) {
         ForTaps<false>(

@@ -21,7 +21,9 @@ bool Serves(const GpuExec& exec, const Problem& p) {
   return (exec.tf32 || sizeof(T) < 4) && HasWgmma(exec.device) &&
          kMostSharedBytes <= exec.device.shared && p.shared_weights && p.types > 0 &&
          p.in_dim > 0 && p.in_dim % kUnit == 0 && Columns(p) % kUnit == 0 &&
-         Columns(p) >= 16 && std::max({p.batch, p.in_depth, p.in_dim}) <= kMost &&
+         Columns(p) >= 16 &&
+         std::max({p.batch, p.in_depth, p.in_dim, Columns(p), p.out_width * p.types,
+                   p.in_width * p.types, p.in_height}) <= kMost &&
          p.batch * std::max(p.in_depth, p.out_depth) <= INT32_MAX &&
          AllPhases(p, [](const Phase& phase) {
            return IsSmall(phase.depth) && IsSmall(phase.y) && IsSmall(phase.x);

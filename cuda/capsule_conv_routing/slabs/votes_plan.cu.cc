@@ -38,7 +38,7 @@ VoteStage::VoteStage(const Problem& p, const AxisPhase& x, int element)
                      (kRingBytes - kStoreBytes<char> * element) / this->bytes());
     if (line == 32 || (count > 2 && bytes % line == 0)) break;
   }
-  chunks = static_cast<int>(CeilDivide(bytes, line));
+  chunks = CeilDivideInt(bytes, line);
   for (int tap = 0; tap < std::min(x_taps, kMostTaps); ++tap) {
     const int at = tap * dilation;
     shifts[tap] =
@@ -52,18 +52,13 @@ VoteTiles::VoteTiles(const Problem& p, const Slab& slab, int element)
       stage(p, slab.phase.x, element),
       positions(static_cast<int>(slab.phase.x.out.count * p.types)),
       columns(static_cast<int>(Columns(p))),
-      across(static_cast<int>(CeilDivide(positions, kTilePositions))),
-      column_tiles(static_cast<int>(CeilDivide(columns, kTileColumns))) {}
+      across(CeilDivideInt(positions, kTilePositions)),
+      column_tiles(CeilDivideInt(columns, kTileColumns)) {}
 
 // Requires shifts that fit in 16 bits, a stride that TMA can skip, whole pixels in a
 // tile if there is a stride, and room for two stages. A plan for float also answers for
 // 16-bit types, because narrower lines never leave room for fewer stages.
 bool MakesVotes(const Problem& p) {
-  constexpr int64_t kMost = 1 << 20;
-  if (std::max({Columns(p), p.out_width * p.types, p.in_width * p.types, p.in_height}) >
-      kMost) {
-    return false;
-  }
   return AllPhases(p, [&](const Phase& phase) {
     const AxisPhase& x = phase.x;
     const int64_t types = x.stride == 1 ? p.types : 1;

@@ -87,8 +87,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
       const int remainder = (moved - shift * w.x_stride) * w.copies + copy;
       const int down = digits.rest * w.y.dilation - w.y.pad;
       const int column_boxes = (w.halved ? 64 : 128) / kColumnBox;
-      PipelineState at;
-      at.parity = 1;  // Empty stages count as released.
+      PipelineState at{0, 1};  // Empty stages count as released.
       int line = place.begin / w.chunks;
       int frame = line / w.y.count, y = line - frame * w.y.count;
       int from = w.z.Read(frame, z_tap);

@@ -17,10 +17,7 @@ namespace capsops::capsule_conv_routing::slabs {
 bool SumsWeights(const Problem& p, bool transposes) {
   constexpr int64_t kMost = 1 << 20;
   constexpr int64_t kMostTiles = 512;  // Each has 128 by 128 sums, 64 KiB.
-  if (std::max({p.in_width * p.types * p.in_dim, p.in_height, p.out_width * p.types,
-                Columns(p)}) > kMost) {
-    return false;
-  }
+  if (p.in_width * p.types * p.in_dim > kMost) return false;
   return AllPhases(p, [&](const Phase& phase) {
     const AxisPhase& x = phase.x;
     const int64_t terms = SumTerms(transposes);
@@ -61,9 +58,9 @@ WeightSums::WeightSums(const Problem& p, const Slab& slab, int processors,
   // Each lane of the producer warp loads one box at most, so a tile has at most 32.
   products = all <= 128 || box == 4 ? 16 : 32;
   tile_boxes = std::min(boxes, products * 8 / box);
-  row_tiles = static_cast<int>(CeilDivide(boxes, tile_boxes));
+  row_tiles = CeilDivideInt(boxes, tile_boxes);
   halved = columns <= kTileRows / 2;
-  column_tiles = static_cast<int>(CeilDivide(columns, kTileRows));
+  column_tiles = CeilDivideInt(columns, kTileRows);
   // The time of a last tile with fewer columns, relative to one with 256.
   const int last_columns = (boxes - (row_tiles - 1) * tile_boxes) * box;
   const double last = std::max(0.45, last_columns <= 64    ? 0.45
@@ -91,12 +88,12 @@ void WeightSums::ShareBoxes(int processors) {
   double least =
       kMost * all(kLoad * (boxes * box + lines * row_tiles), blocks() / column_tiles);
   for (const auto [taps, wide] : kTiles) {
-    const auto box_tiles = static_cast<int>(CeilDivide(shared, 8 * wide / box));
-    const int tiles = box_tiles * static_cast<int>(CeilDivide(x_taps, taps));
-    const auto further = static_cast<int>(CeilDivide((taps - 1) * (positions / 8), 4));
+    const auto box_tiles = CeilDivideInt(shared, 8 * wide / box);
+    const int tiles = box_tiles * CeilDivideInt(x_taps, taps);
+    const auto further = CeilDivideInt((taps - 1) * (positions / 8), 4);
     const int parts = processors / (tiles * column_tiles);
     if (further > kMostSpan || parts == 0) continue;
-    const auto loaded = static_cast<int>(CeilDivide(shared, box_tiles));
+    const auto loaded = CeilDivideInt(shared, box_tiles);
     const double load = kLoad * (lines + loaded * box) * (chunks + further) / chunks;
     const double clocks =
         all(tiles * std::max(load, lines * taps * wide * 8 / kLines), tiles * parts);

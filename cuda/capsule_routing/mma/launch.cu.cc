@@ -39,7 +39,7 @@ struct Tiling {
     z.in_caps = p.in_caps;
     z.tiles = CeilDivide(p.batch, kTileSamples);
     z.out_caps = static_cast<int>(p.out_caps);
-    z.groups = static_cast<int>(CeilDivide(p.out_caps, kGroupCaps));
+    z.groups = CeilDivideInt(p.out_caps, kGroupCaps);
     z.epsilon = p.epsilon();
     const int team_count = kPassWarps / z.groups;
     int64_t least = INT64_MAX;
@@ -98,7 +98,7 @@ struct Tiling {
     if (Shared(of, kPassVectors) > device.shared && parts > 1) {
       return Cut(device, p, tiles, parts - 1, least);
     }
-    of.stage = static_cast<int>(CeilDivide(of.caps, CeilDivide(of.caps, of.stage)));
+    of.stage = CeilDivideInt(of.caps, CeilDivide(of.caps, of.stage));
     if (tiles > 1 && Shared(of, kPassVectors) > device.shared) return;
     *least = best;
     teams = of;

@@ -43,8 +43,8 @@ inline Sizes SizesOf(const Problem& p, bool split) {
   z.out_caps = static_cast<int>(p.out_caps);
   z.out_dim = static_cast<int>(p.out_dim);
   z.in_dim = static_cast<int>(p.in_dim);
-  z.blocks = static_cast<int>(CeilDivide(p.out_dim, kBlockD));
-  z.steps = static_cast<int>(CeilDivide(p.in_dim, kStepK));
+  z.blocks = CeilDivideInt(p.out_dim, kBlockD);
+  z.steps = CeilDivideInt(p.in_dim, kStepK);
   z.pitch = (z.steps | 1) * kStepK;  // avoids bank conflicts between two samples
   z.pairs = p.in_dim % 2 == 0;
   z.words = p.in_dim % 4 == 0;
