@@ -119,9 +119,7 @@ __device__ inline void StorePair(float x, float y, float* to) {
 }
 template <typename S>
 __device__ void StorePair(float x, float y, S* to) {
-  Pack<S, 2> pair;
-  Narrow(x, &pair.at[0]);
-  Narrow(y, &pair.at[1]);
+  const auto pair = NarrowPair<S>(x, y);
   *reinterpret_cast<uint32_t*>(to) = *reinterpret_cast<const uint32_t*>(&pair);
 }
 

@@ -57,6 +57,15 @@ struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) Pack {
   S at[N];
 };
 
+// Narrows two numbers to a Pack.
+template <typename S>
+__device__ inline Pack<S, 2> NarrowPair(float first, float second) {
+  Pack<S, 2> pair;
+  Narrow(first, &pair.at[0]);
+  Narrow(second, &pair.at[1]);
+  return pair;
+}
+
 // Loads N elements as one Pack and widens them.
 template <int N, typename S, typename A>
 __device__ void LoadPack(const S* from, A* to) {

@@ -100,10 +100,7 @@ __device__ void StoreTile(const Product& z, const RowTable<N>& table, int64_t ro
     if (i >= rows || column >= z.columns) continue;
     To* const line = to + table.out[i];
     if (z.vector) {
-      Pack<To, kEachColumns> pack;
-#pragma unroll
-      for (int c = 0; c < kEachColumns; ++c) Narrow(sum[r][c], &pack.at[c]);
-      *reinterpret_cast<Pack<To, kEachColumns>*>(line + at[0]) = pack;
+      StorePack<kEachColumns>(sum[r], line + at[0]);
     } else {
 #pragma unroll
       for (int c = 0; c < kEachColumns; ++c) {

@@ -102,9 +102,8 @@ class UnitLoader {
         float unit[kQuads * kQuad];
 #pragma unroll
         for (int q = 0; q < kQuads; ++q) {
-          const float4 quad = *reinterpret_cast<const float4*>(to + q * part_words);
-          unit[q * kQuad] = quad.x, unit[q * kQuad + 1] = quad.y;
-          unit[q * kQuad + 2] = quad.z, unit[q * kQuad + 3] = quad.w;
+          LoadPack<kQuad>(reinterpret_cast<const float*>(to + q * part_words),
+                          unit + q * kQuad);
         }
         if constexpr (std::is_same_v<O, float>) {
           *reinterpret_cast<float4*>(to) = make_float4(

@@ -12,7 +12,6 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <cstdint>
 #include <type_traits>
 
@@ -151,14 +150,6 @@ __device__ inline void Stages<S, kProducts, kEpilogueBytes>::Multiply(
   Complete(sums[1]);
 }
 
-template <typename S>
-__device__ inline Pack<S, 2> NarrowPair(float first, float second) {
-  Pack<S, 2> pair;
-  Narrow(first, &pair.at[0]);
-  Narrow(second, &pair.at[1]);
-  return pair;
-}
-
 // Synchronizes a consumer warpgroup.
 __device__ inline void SyncGroup(int group) {
   if (group == 0) {
@@ -239,17 +230,6 @@ __device__ void StoreRows(const float (&sums)[kProducts][4], int columns, char* 
       CommitBulkStores();
     }
   }
-}
-
-// Describes matrices of this size for TMA, in boxes of `rows` rows. Each row of a box
-// is a swizzled line of `line` elements.
-template <typename S>
-TmaTensor<3> Matrices(const std::array<uint64_t, 3>& size, uint32_t line,
-                      uint32_t rows) {
-  TmaTensor<3> tensor(size);
-  tensor.box = {line, rows, 1};
-  tensor.swizzle = static_cast<int>(line * sizeof(S));
-  return tensor;
 }
 
 // Launches a kernel that has `Stages` as its shared memory.

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/slabs/products.h"
 #include "cuda/capsule_conv_routing/slabs/weights.cuh"
 #include "cuda/common/divisor.cuh"
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(kProductThreads, 1)
                      const __grid_constant__ CUtensorMap image, const WeightSums w,
                      const int steps, const bool first, float4* parts) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Ring = SumStages<S, kProducts>;
+  using Ring = Stages<S, kProducts>;
   constexpr int kTerms = kStageTerms<S>;
   constexpr int kColumnBox = kSwizzleBytes / sizeof(S);
   auto& stages =
@@ -273,11 +272,10 @@ LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
   const WeightSums w = Sum(slab);
   const uint64_t columns = w.columns, lines = uint64_t{1} * w.z.count * w.y.count;
   const uint64_t positions = uint64_t{1} * w.chunks * w.terms();
+  TmaTensor<3> grad_boxes({columns, positions, lines});
+  grad_boxes.box = {kSwizzleBytes / sizeof(S), static_cast<uint32_t>(w.terms()), 1};
   CUtensorMap votes, image;
-  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(
-      op, Native(grads),
-      Matrices<S>({columns, positions, lines}, kSwizzleBytes / sizeof(S), w.terms()),
-      &votes));
+  CAPSOPS_RETURN_IF_ERROR(MakeTensorMap(op, Native(grads), grad_boxes, &votes));
   const S* const from = Native(input) + FirstRow(p_, slab);
   if constexpr (kFloats) {
     CAPSOPS_RETURN_IF_ERROR(TransposeImage(exec, op, p_, w, from, scratch));
@@ -288,9 +286,9 @@ LaunchError OwnProducts<T>::SumWeights(const GpuExec& exec, const char* op,
   }
   return WithSumTile<S>(w, [&](auto products, auto taps) {
     return LaunchProduct<SumWeightsKernel<S, products.value, taps.value>,
-                         SumStages<S, products.value>>(op, exec, w.blocks(), votes,
-                                                       image, w, w.steps(), first,
-                                                       reinterpret_cast<float4*>(sums));
+                         Stages<S, products.value>>(op, exec, w.blocks(), votes, image,
+                                                    w, w.steps(), first,
+                                                    reinterpret_cast<float4*>(sums));
   });
 }
 

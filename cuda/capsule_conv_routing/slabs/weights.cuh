@@ -46,9 +46,6 @@ __device__ inline void LoadColumns(const char* stage, int column,
   }
 }
 
-template <typename S, int kProducts>
-using SumStages = Stages<S, kProducts>;
-
 // Issues the products of a stage. For 16-bit types, each position of an image box has a
 // line of `line` bytes.
 template <typename S, int kCount>
@@ -99,9 +96,9 @@ __device__ void AddToPart(float (&sums)[kCount][4], bool first, float4* part) {
 // results to its partial sums at `part`, or stores them if `first`. If `halved`, both
 // consumer warpgroups have the same columns of the votes, and alternate stages.
 template <int kCount, typename S, int kProducts>
-__device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
-                         int steps, bool first, float4* part) {
-  using Ring = SumStages<S, kProducts>;
+__device__ void SumSteps(Stages<S, kProducts>& stages, bool halved, int line, int steps,
+                         bool first, float4* part) {
+  using Ring = Stages<S, kProducts>;
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   float sums[kCount][4];
   Clear(sums);
@@ -131,9 +128,9 @@ __device__ void SumSteps(SumStages<S, kProducts>& stages, bool halved, int line,
 // past the last of these. Tap n reads the positions from 8 n `move` on, in this stage
 // or in one of the next `span`.
 template <typename S, int kWide, int kTaps, typename ForRows>
-__device__ void SumTaps(SumStages<S, kWide>& stages, bool halved, int move, int span,
+__device__ void SumTaps(Stages<S, kWide>& stages, bool halved, int move, int span,
                         bool first, float4* part, const ForRows& for_rows) {
-  using Ring = SumStages<S, kWide>;
+  using Ring = Stages<S, kWide>;
   static_assert(kMostSpan < Ring::kCount);
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
   float sums[kTaps][kWide][4];

@@ -82,10 +82,7 @@ __device__ Pack<S, 2> LoadPair(const S* from) {
 
 template <typename S>
 __device__ void StorePair(float x, float y, S* to) {
-  Pack<S, 2> pair;
-  Narrow(x, &pair.at[0]);
-  Narrow(y, &pair.at[1]);
-  *reinterpret_cast<Pack<S, 2>*>(to) = pair;
+  *reinterpret_cast<Pack<S, 2>*>(to) = NarrowPair<S>(x, y);
 }
 
 // Stores a pair, added to the old one if `more`.

@@ -228,11 +228,7 @@ __device__ inline int64_t OperandIndex(const Sizes& z, int64_t tile, int j, int 
 template <typename A>
 __device__ void LoadVector(const A* from, Fragment<4, A> (&v)[2]) {
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const auto pack = *reinterpret_cast<const Pack<A, 4>*>(from + h * (4 * kLanes));
-#pragma unroll
-    for (int n = 0; n < 4; ++n) v[h].Set(n, pack.at[n]);
-  }
+  for (int h = 0; h < 2; ++h) LoadPack<4>(from + h * (4 * kLanes), v[h].at);
 }
 
 }  // namespace capsops::capsule_routing::phases
