@@ -28,10 +28,18 @@ int64_t Products(const Problem& p) {
   return OutputMatrices(p) * p.kernel_height * p.kernel_width * p.in_channels;
 }
 
+// A matrix, with the strides of its rows and columns.
+struct Matrix {
+  const float* data;
+  int row_stride, column_stride;
+  __device__ float operator()(int row, int column) const {
+    return data[row * row_stride + column * column_stride];
+  }
+};
+
 // output[row, column] += the sum over i of a(row, i) b(i, column).
-template <typename A, typename B>
-__device__ void MatrixMultiply(int rows, int columns, int inner, const A& a, const B& b,
-                               float* output) {
+__device__ void MatrixMultiply(int rows, int columns, int inner, const Matrix& a,
+                               const Matrix& b, float* output) {
   for (int row = 0; row < rows; ++row) {
     for (int column = 0; column < columns; ++column) {
       float sum = 0;
@@ -41,28 +49,12 @@ __device__ void MatrixMultiply(int rows, int columns, int inner, const A& a, con
   }
 }
 
-// Access to the elements of a row-major matrix, and of its transpose.
-struct Matrix {
-  const float* data;
-  int columns;
-  __device__ float operator()(int row, int column) const {
-    return data[row * columns + column];
-  }
-};
-struct Transposed {
-  const float* data;
-  int rows;
-  __device__ float operator()(int row, int column) const {
-    return data[column * rows + row];
-  }
-};
-
 // The product of each pass reads two of the three tensors and adds to the third.
 struct Multiply {
   static __device__ void Add(const Problem& p, float* input, float* weights,
                              float* output) {
     const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
-    MatrixMultiply(rows, columns, inner, Matrix{input, inner}, Matrix{weights, columns},
+    MatrixMultiply(rows, columns, inner, {input, inner, 1}, {weights, columns, 1},
                    output);
   }
 };
@@ -70,16 +62,16 @@ struct BackpropWeights {
   static __device__ void Add(const Problem& p, float* input, float* grad_weights,
                              float* grad) {
     const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
-    MatrixMultiply(inner, columns, rows, Transposed{input, inner},
-                   Matrix{grad, columns}, grad_weights);
+    MatrixMultiply(inner, columns, rows, {input, 1, inner}, {grad, columns, 1},
+                   grad_weights);
   }
 };
 struct BackpropInput {
   static __device__ void Add(const Problem& p, float* grad_input, float* weights,
                              float* grad) {
     const int rows = p.pose_rows, inner = p.pose_inner, columns = p.pose_columns;
-    MatrixMultiply(rows, inner, columns, Matrix{grad, columns},
-                   Transposed{weights, columns}, grad_input);
+    MatrixMultiply(rows, inner, columns, {grad, columns, 1}, {weights, 1, columns},
+                   grad_input);
   }
 };
 

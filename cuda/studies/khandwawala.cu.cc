@@ -200,25 +200,13 @@ void WithConstants(const Sizes& s, int sums, const Launch& launch) {
     if (launched) return;
   }
   const auto with_tile = [&](auto tile) {
-    switch (sums) {
-      case 0:
-        return launch(Constant<0>(), tile, None(), None());
-      case 1:
-        return launch(Constant<1>(), tile, None(), None());
-      case 2:
-        return launch(Constant<2>(), tile, None(), None());
-      case 3:
-        return launch(Constant<3>(), tile, None(), None());
-      case 4:
-        return launch(Constant<4>(), tile, None(), None());
-    }
+    WithConstant<0, 1, 2, 3, 4>(
+        sums, [&](auto count) { launch(count, tile, None(), None()); });
   };
   if constexpr (kIsOutput) {
-    return OutputTile(s.size) == 16 ? with_tile(Constant<16>())
-                                    : with_tile(Constant<32>());
+    WithConstant<16, 32>(OutputTile(s.size), with_tile);
   } else {
-    return InputTile(s.size, s.channels) == 8 ? with_tile(Constant<8>())
-                                              : with_tile(Constant<4>());
+    WithConstant<4, 8>(InputTile(s.size, s.channels), with_tile);
   }
 }
 
