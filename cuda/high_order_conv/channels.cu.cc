@@ -26,11 +26,16 @@ int64_t Bytes(const Work& w, Pass pass, int k) {
   return w.rows * row * sizeof(S);
 }
 
+// A pass's division into blocks.
+struct Tiles {
+  Work work;
+  int64_t blocks, bytes;  // bytes of a block's shared memory
+};
+
 // Returns why this path refuses the problem, or chooses the largest tile that fits a
 // block's threads and shared memory, and returns "".
 template <typename S>
-std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w,
-                   int64_t* blocks) {
+std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Tiles* tiles) {
   constexpr int64_t kMax = 1 << 24;
   if (Empty(p)) return kEmpty;
   if (p.channels_first) return "data_format is NCHW";
@@ -40,7 +45,8 @@ std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
   if (p.channels % (kVector * p.groups) != 0) {
     return "the channels of a group are no multiple of 4";
   }
-  *w = {};
+  *tiles = {};
+  Work* const w = &tiles->work;
   w->height = p.height;
   w->width = p.width;
   w->channels = p.channels;
@@ -72,17 +78,20 @@ std::string Divide(const GpuDevice& device, const Problem& p, Pass pass, Work* w
     break;
   }
   w->tiles_y = CeilDivide(p.height, w->rows);
-  *blocks = int64_t{w->tiles_x} * w->tiles_y;
-  if (p.batch > INT32_MAX / *blocks) return kTooLarge;
-  *blocks *= p.batch;
+  tiles->blocks = int64_t{w->tiles_x} * w->tiles_y;
+  if (p.batch > INT32_MAX / tiles->blocks) return kTooLarge;
+  tiles->blocks *= p.batch;
+  tiles->bytes = Bytes<S>(*w, pass, p.kernel_width);
   return "";
 }
 
 template <auto kKernel, typename T>
-LaunchError Launch(const char* name, const GpuExec& exec, const Work& w, int64_t blocks,
-                   int64_t bytes, const T* a, const T* b, T* result) {
+LaunchError Launch(const char* name, const GpuExec& exec, const Tiles& tiles,
+                   const T* a, const T* b, T* result) {
+  const Work& w = tiles.work;
   const int threads = CeilDivide(w.rows * w.quads * w.lanes, 32) * 32;
-  return Launch<kKernel>(name, blocks, threads, bytes, exec, w, a, b, result);
+  return Launch<kKernel>(name, tiles.blocks, threads, tiles.bytes, exec, w, a, b,
+                         result);
 }
 
 template <typename T>
@@ -91,14 +100,12 @@ ForwardPlan<GpuExec, T> PlanForward(const GpuExec& exec, const Problem& p) {
   using S = CudaType<T>;
   return WithKernel<Plan, T>(p, [&](auto k) {
     constexpr int kSize = decltype(k)::value;
-    Work w;
-    int64_t blocks;
-    CAPSOPS_REFUSE_IF(Divide<S>(exec.device, p, Pass::kForward, &w, &blocks));
-    const int64_t bytes = Bytes<S>(w, Pass::kForward, kSize);
+    Tiles tiles;
+    CAPSOPS_REFUSE_IF(Divide<S>(exec.device, p, Pass::kForward, &tiles));
     return Plan::Make(0, [=](const GpuExec& exec, const T* input, const T* filters,
                              T* output, void*) {
       return Launch<ForwardKernel<S, Accumulator<T>, kSize>>(
-          Forward::kName, exec, w, blocks, bytes, input, filters, output);
+          Forward::kName, exec, tiles, input, filters, output);
     });
   });
 }
@@ -110,21 +117,14 @@ BackwardPlan<GpuExec, T> PlanBackward(const GpuExec& exec, const Problem& p) {
   using A = Accumulator<T>;
   return WithKernel<Plan, T>(p, [&](auto k) {
     constexpr int kSize = decltype(k)::value;
-    Work of_input, of_filters;
-    int64_t input_blocks, filter_blocks;
-    CAPSOPS_REFUSE_IF(
-        Divide<S>(exec.device, p, Pass::kInput, &of_input, &input_blocks));
-    CAPSOPS_REFUSE_IF(
-        Divide<S>(exec.device, p, Pass::kFilters, &of_filters, &filter_blocks));
-    const int64_t input_bytes = Bytes<S>(of_input, Pass::kInput, kSize);
-    const int64_t filter_bytes = Bytes<S>(of_filters, Pass::kFilters, kSize);
+    Tiles of_input, of_filters;
+    CAPSOPS_REFUSE_IF(Divide<S>(exec.device, p, Pass::kInput, &of_input));
+    CAPSOPS_REFUSE_IF(Divide<S>(exec.device, p, Pass::kFilters, &of_filters));
     return Plan::Make(0, [=](const GpuExec& exec, const T* grad, const T* input,
                              const T* filters, T* grad_input, T* grad_filters, void*) {
       CAPSOPS_RETURN_IF_ERROR(Launch<InputKernel<S, A, kSize>>(
-          Backward::kName, exec, of_input, input_blocks, input_bytes, grad, filters,
-          grad_input));
-      return Launch<FiltersKernel<S, A, kSize>>(Backward::kName, exec, of_filters,
-                                                filter_blocks, filter_bytes, grad,
+          Backward::kName, exec, of_input, grad, filters, grad_input));
+      return Launch<FiltersKernel<S, A, kSize>>(Backward::kName, exec, of_filters, grad,
                                                 input, grad_filters);
     });
   });

@@ -46,13 +46,6 @@ Plan WithKernel(const Problem& p, const Make& make) {
   }
 }
 
-// Returns make(channels) with the compile-time number of a group's channels that a
-// thread computes at once: 1, 3 or kMany.
-template <int kMany, typename Make>
-auto WithChannels(int64_t of_group, const Make& make) {
-  return WithConstant<1, 3, kMany>(of_group, make);
-}
-
 inline int64_t Pixels(const Problem& p) { return p.batch * p.height * p.width; }
 
 // Returns n / by and its remainder, for n >= 0 and by > 0. Divides in 32 bits if both

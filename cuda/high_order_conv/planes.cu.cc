@@ -304,7 +304,7 @@ Plan WithSizes(const Problem& p, const Make& make) {
       Work w;
       int64_t blocks;
       CAPSOPS_REFUSE_IF(Divide(p, pixels, &w, &blocks));
-      return WithChannels<kPerStep>(w.of_group, [&](auto channels) {
+      return WithConstant<1, 3, kPerStep>(w.of_group, [&](auto channels) {
         return make(pixels, width, channels, w, blocks);
       });
     };

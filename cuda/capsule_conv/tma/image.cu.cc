@@ -81,10 +81,8 @@ void FindBoxes(const GpuDevice& device, ProductPlan<S, ImageWork>* plan) {
       work.images = images;
       work.y_bits = BitsOf(y);
       work.x_bits = BitsOf(x);
-      plan->rows.box = {uint32_t{Shape::kDepth}, BoxExtent(x, horizontal.stride),
-                        BoxExtent(y, vertical.stride), static_cast<uint32_t>(images)};
-      plan->rows.every = {1, BoxStride(x, horizontal.stride),
-                          BoxStride(y, vertical.stride), 1};
+      SetBox(Shape::kDepth, x, horizontal.stride, y, vertical.stride, images,
+             &plan->rows);
     }
   }
   if (fewest <= kMaxSteps) Divide<Shape>(device, fewest, plan);

@@ -93,11 +93,15 @@ void WithShape(int64_t columns, const Then& then) {
 inline bool HasBox(int box, int stride) {
   return box == 1 || (stride <= 8 && (box - 1) * stride < 256);
 }
-// The extent and the stride of such a box in a tensor map.
-inline uint32_t BoxExtent(int box, int stride) {
-  return box == 1 ? 1 : (box - 1) * stride + 1;
+// Sets the boxes of a MapImage() to `batch` images, each with y x x pixels, these
+// strides apart, of `numbers` elements.
+inline void SetBox(uint32_t numbers, int x, int stride_x, int y, int stride_y,
+                   int batch, TmaTensor<4>* map) {
+  map->every = {1, static_cast<uint32_t>(x == 1 ? 1 : stride_x),
+                static_cast<uint32_t>(y == 1 ? 1 : stride_y), 1};
+  map->box = {numbers, (x - 1) * map->every[1] + 1, (y - 1) * map->every[2] + 1,
+              static_cast<uint32_t>(batch)};
 }
-inline uint32_t BoxStride(int box, int stride) { return box == 1 ? 1 : stride; }
 
 // log2 of a power of two.
 inline int BitsOf(int power_of_two) {

@@ -75,20 +75,15 @@ ProductPlan<S, WeightWork<S>> PlanWeightProduct(const GpuDevice& device,
                     even ? kExchangeColumns / inner * matrix : 0};
   }
   plan.rows = MapImage(p.batch, p.in_height, p.in_width, work.channels);
-  plan.rows.box = {kPixels, BoxExtent(boxes.x, work.moves.stride_x),
-                   BoxExtent(boxes.y, work.moves.stride_y),
-                   static_cast<uint32_t>(boxes.batch)};
-  plan.rows.every = {1, BoxStride(boxes.x, work.moves.stride_x),
-                     BoxStride(boxes.y, work.moves.stride_y), 1};
+  SetBox(kPixels, boxes.x, work.moves.stride_x, boxes.y, work.moves.stride_y,
+         boxes.batch, &plan.rows);
   if constexpr (Work::kPacked) {
     const uint64_t columns = out, all_steps = steps;
     plan.columns = TmaTensor<3>({kPixels, columns, all_steps});
     plan.packed_bytes = AlignedBytes(all_steps * columns * kPixels * sizeof(S));
   } else {
     plan.columns = MapImage(p.batch, p.out_height, p.out_width, out);
-    plan.columns.box = {kPixels, static_cast<uint32_t>(boxes.x),
-                        static_cast<uint32_t>(boxes.y),
-                        static_cast<uint32_t>(boxes.batch)};
+    SetBox(kPixels, boxes.x, 1, boxes.y, 1, boxes.batch, &plan.columns);
   }
   WithShape<S>(out, [&](auto shape) {
     using Shape = decltype(shape);

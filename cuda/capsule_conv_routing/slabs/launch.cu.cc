@@ -4,8 +4,6 @@
 // Plans convolution with routing by slabs on a GPU.
 #include "cuda/common/launch.cuh"
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -192,8 +190,10 @@ struct GpuSteps : Copies<T> {
     return slabs::Route(exec, op, z, places, votes, bias, logits, output, space);
   }
 
+  // A part holds the gradients of bias and logits.
   static int64_t Parts(const GpuExec& exec, const Problem& p) {
-    return PlanTiling<Accumulator<T>>(exec.device, p, true).blocks * PartSize(p);
+    return PlanTiling<Accumulator<T>>(exec.device, p, true).blocks *
+           (Columns(p) + p.types * p.parents);
   }
   static LaunchError RouteBackward(const GpuExec& exec, const char* op,
                                    const Problem& p, const Places& places, const T*,
@@ -217,10 +217,6 @@ struct GpuSteps : Copies<T> {
         exec, op, PlanTiling<Accumulator<T>>(exec.device, p, true).blocks, Columns(p),
         p.types * p.parents, parts, grad_bias, grad_logits);
   }
-
- private:
-  // A part holds the gradients of bias and logits.
-  static int64_t PartSize(const Problem& p) { return Columns(p) + p.types * p.parents; }
 };
 
 template <typename T>
