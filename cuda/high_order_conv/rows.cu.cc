@@ -5,7 +5,6 @@
 #include "cuda/high_order_conv/rows.cuh"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/high_order_conv/paths.h"

@@ -5,7 +5,6 @@
 #include "cuda/product/split_k.cuh"
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/common/launch.cuh"
 #include "cuda/common/types.cuh"

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/capsule_conv/tasks.cuh"
 #include "cuda/common/launch.cuh"

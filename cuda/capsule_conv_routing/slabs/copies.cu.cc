@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/common/divisor.cuh"
 #include "cuda/common/launch.cuh"

@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <climits>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/capsule_conv_routing/slabs/products.h"
 #include "cuda/common/divisor.cuh"

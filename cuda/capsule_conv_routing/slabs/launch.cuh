@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Launches kernels that route tiles of pixels.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -60,5 +59,3 @@ LaunchError LaunchTiles(const GpuExec& exec, const char* op, const Tiling& tilin
 }
 
 }  // namespace capsops::capsule_conv_routing::slabs
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_LAUNCH_CUH_

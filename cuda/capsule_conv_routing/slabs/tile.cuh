@@ -5,8 +5,7 @@
 // workspace (pixels.h). A group of lanes handles a parent of a pixel, or a row of
 // logits. A lane handles the same numbers of its parent in every step, so that groups
 // exchange only shares and their gradients, which need barriers.
-#ifndef CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
-#define CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_
+#pragma once
 
 #include <cstdint>
 #include <type_traits>
@@ -278,5 +277,3 @@ class Tile {
 };
 
 }  // namespace capsops::capsule_conv_routing::slabs
-
-#endif  // CAPSOPS_CUDA_CAPSULE_CONV_ROUTING_SLABS_TILE_CUH_

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "cc/launch/round.h"
 #include "cuda/capsule_conv_routing/slabs/weights.h"

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <string>
-#include <type_traits>
 
 #include "cc/launch/capsule_prediction.h"
 #include "cuda/capsule_prediction/fma/backward.cuh"
