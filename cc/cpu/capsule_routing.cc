@@ -13,6 +13,7 @@ namespace capsops::capsule_routing::CAPSOPS_ISA {
 namespace {
 
 constexpr int64_t kPartsBytes = 8 << 20;  // most bytes of several partial sums
+constexpr int64_t kUHatBytes = 8 << 20;   // most bytes of u_hat, to stay in a cache
 constexpr int64_t kChunks = 32;    // most chunks; each partial sum is written and read
 constexpr int64_t kTasks = 64;     // number of tasks to aim for
 constexpr int64_t kChunkCaps = 8;  // fewest per chunk, to limit partial sums
@@ -32,12 +33,16 @@ Division Divide(const Problem& p) {
   d.range_groups = Max(Min(d.groups * d.chunks / kTasks, kRangeGroups), 1);
   d.sum_tasks = d.chunks * CeilDivide(d.groups, d.range_groups);
   d.sum_scratch = SumLayout<T>(p).size * sizeof(A);
+  d.u_hat = 0;
   const GradLayout<T> grad(p);
   d.grad_caps = grad.caps;
   d.grad_tasks = CeilDivide(p.in_caps, grad.caps);
   d.grad_scratch = grad.size * sizeof(A);
   if (IsSmallBatch<T>(p)) {
-    d.sum_scratch = SmallBatchLayout<T>(p, 2).size * sizeof(A);
+    const SmallBatchLayout<T> sums(p, 2);
+    d.sum_scratch = sums.size * sizeof(A);
+    const int64_t u_hat = p.in_caps * p.batch * sums.row;
+    if (p.iterations > 1 && u_hat * int64_t{sizeof(A)} <= kUHatBytes) d.u_hat = u_hat;
     d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kSmallBatchGradCaps), 1);
     d.grad_tasks = CeilDivide(p.in_caps, d.grad_caps);
     d.grad_scratch = SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);

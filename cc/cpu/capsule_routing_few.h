@@ -67,46 +67,11 @@ struct SmallBatchLayout {
 template <typename T>
 bool IsSmallBatch(const Problem& p) {
   using A = Accumulator<T>;
-  if (p.batch == 0 || p.batch * 4 >= kLanes<A>) return false;
+  if (p.batch == 0 || p.batch * 3 > kLanes<A>) return false;
   // The sizes of an empty tensor may have products that overflow an int64_t.
   if (p.in_caps == 0 || p.in_dim == 0 || Columns(p) == 0) return false;
   return SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * int64_t{sizeof(A)} <=
          kSmallBatchScratchBytes;
-}
-
-// Sets b to softmax(logits + b) over the output capsules, which are in lanes. Padding
-// lanes have a logit of minus infinity.
-template <typename A>
-inline void SoftmaxInLanes(int64_t caps, const A* logits, A* b) {
-  Vector<A> max = Vector<A>{} - A(__builtin_inf());
-  for (int64_t j = 0; j < caps; j += kLanes<A>) {
-    const Vector<A> bj = Load(logits + j) + Load(b + j);
-    max = bj > max ? bj : max;
-    Store(b + j, bj);
-  }
-  max = LargestLane<A>(max);
-  Vector<A> sum = {};
-  for (int64_t j = 0; j < caps; j += kLanes<A>) {
-    const Vector<A> e = Exp<A>(Load(b + j) - max);
-    Store(b + j, e);
-    sum += e;
-  }
-  const Vector<A> scale = A{1} / SumOfLanes<A>(sum);
-  for (int64_t j = 0; j < caps; j += kLanes<A>) Store(b + j, scale * Load(b + j));
-}
-
-// SoftmaxGrad with output capsules in lanes.
-template <typename A>
-inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
-  Vector<A> sum = {};
-  for (int64_t j = 0; j < caps; j += kLanes<A>) sum += Load(c + j) * Load(dc + j);
-  const Vector<A> mean = SumOfLanes<A>(sum);
-  for (int64_t j = 0; j < caps; j += kLanes<A>) {
-    const Vector<A> cj = Load(c + j), grad = cj * (Load(dc + j) - mean);
-    if (logits_grad != nullptr) Store(logits_grad + j, Load(logits_grad + j) + grad);
-    Store(c + j, grad);
-    Store(dc + j, cj);
-  }
 }
 
 // The work of one task, which has all samples. kDepth is the layout's `depth`.
@@ -120,7 +85,11 @@ class SmallBatchWork {
 
  public:
   SmallBatchWork(const Problem& p, int64_t count, void* scratch)
-      : p_(p), at_(p, count), count_(count), numbers_(static_cast<A*>(scratch)) {
+      : p_(p),
+        at_(p, count),
+        count_(count),
+        numbers_(static_cast<A*>(scratch)),
+        u_(numbers_ + at_.u) {
     // Clears the padding and the sums.
     std::memset(numbers_, 0, at_.weights_grad * sizeof(A));
     for (int64_t c = 0; c < kSmallBatchCaps; ++c) {
@@ -141,18 +110,24 @@ class SmallBatchWork {
     }
   }
 
-  // Loads a group of `caps` input capsules from i on and computes their u_hat for all
-  // samples.
-  void LoadGroup(int64_t i, int64_t caps, const T* input, const T* weights,
-                 const T* logits) {
+  // Starts a group of `caps` input capsules from i on. Their u_hat is in `u_hat`, which
+  // is for all input capsules, or in the scratch if that is null.
+  void StartGroup(int64_t i, int64_t caps, const T* logits, A* u_hat = nullptr) {
+    u_ = u_hat == nullptr ? numbers_ + at_.u : u_hat + i * p_.batch * at_.row;
+    for (int64_t c = 0; c < caps; ++c) {
+      for (int64_t j = 0; j < p_.out_caps; ++j) {
+        this->logits(c)[j] = Widen(logits[(i + c) * p_.out_caps + j]);
+      }
+    }
+  }
+
+  // Computes u_hat of the group, whose weights are `weights`, for all samples.
+  void ComputeUHat(int64_t i, int64_t caps, const T* input, const T* weights) {
     for (int64_t c = 0; c < caps; ++c) {
       for (int64_t s = 0; s < p_.batch; ++s) {
         Repeat(input + (s * p_.in_caps + i + c) * p_.in_dim, x(c, s));
       }
-      weights_[c] = Weights(c, weights + (i + c) * Matrix(p_));
-      for (int64_t j = 0; j < p_.out_caps; ++j) {
-        this->logits(c)[j] = Widen(logits[(i + c) * p_.out_caps + j]);
-      }
+      weights_[c] = Weights(c, weights + c * Matrix(p_));
     }
     for (int64_t c = 0; c < caps; ++c) {
       for (int64_t s = 0; s < p_.batch; ++s) {
@@ -257,9 +232,7 @@ class SmallBatchWork {
   A* x(int64_t c, int64_t s) const {
     return numbers_ + at_.x + (c * p_.batch + s) * at_.parts * kPeriod * kL;
   }
-  A* u(int64_t c, int64_t s) const {
-    return numbers_ + at_.u + (c * p_.batch + s) * at_.row;
-  }
+  A* u(int64_t c, int64_t s) const { return u_ + (c * p_.batch + s) * at_.row; }
   A* tile(int64_t m, int64_t s) const {
     return numbers_ + at_.tiles + (m * p_.batch + s) * at_.row;
   }
@@ -385,6 +358,7 @@ class SmallBatchWork {
   const int64_t count_;  // number of tiles
   A* const numbers_;
   const A* weights_[kSmallBatchCaps] = {};
+  A* u_ = nullptr;  // u_hat of the group
 };
 
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

@@ -20,7 +20,7 @@ template <typename T, int kDepth>
 void SmallBatchAddTask(const Problem& p, const Division& d, int64_t task,
                        const T* input, const T* weights, const T* logits,
                        const Accumulator<T>* totals, const Accumulator<T>* sum_grads,
-                       Accumulator<T>* parts, void* scratch) {
+                       Accumulator<T>* u_hat, Accumulator<T>* parts, void* scratch) {
   const SumTask t(p, d, task);
   const int64_t count = (totals != nullptr) + (sum_grads != nullptr);
   SmallBatchWork<T, kDepth> few(p, count, scratch);
@@ -32,7 +32,10 @@ void SmallBatchAddTask(const Problem& p, const Division& d, int64_t task,
     const int64_t end = Min(i0 + kSmallBatchFlushedCaps, t.caps_end);
     for (int64_t i = i0; i < end; i += kSmallBatchCaps) {
       const int64_t caps = Min(kSmallBatchCaps, end - i);
-      few.LoadGroup(i, caps, input, weights, logits);
+      few.StartGroup(i, caps, logits, u_hat);
+      if (u_hat == nullptr || totals == nullptr) {
+        few.ComputeUHat(i, caps, input, weights + (i - t.caps_begin) * Matrix(p));
+      }
       few.ComputeCoefficients(caps);
       few.Add(caps);
     }
@@ -50,7 +53,8 @@ void SmallBatchCoefficientsTask(const Problem& p, const Division& d, int64_t tas
   if (totals != nullptr) few.Take(0, totals);
   for (int64_t i = t.caps_begin; i < t.caps_end; i += kSmallBatchCaps) {
     const int64_t caps = Min(kSmallBatchCaps, t.caps_end - i);
-    few.LoadGroup(i, caps, input, weights, logits);
+    few.StartGroup(i, caps, logits);
+    few.ComputeUHat(i, caps, input, weights + (i - t.caps_begin) * Matrix(p));
     few.ComputeCoefficients(caps);
     for (int64_t c = 0; c < caps; ++c) {
       for (int64_t s = 0; s < p.batch; ++s) {
@@ -74,7 +78,8 @@ void SmallBatchGradTask(const Problem& p, const Division& d, int64_t task,
   const int64_t end = Min((task + 1) * d.grad_caps, p.in_caps);
   for (int64_t i = task * d.grad_caps; i < end; i += kSmallBatchCaps) {
     const int64_t caps = Min(kSmallBatchCaps, end - i);
-    few.LoadGroup(i, caps, input, weights, logits);
+    few.StartGroup(i, caps, logits);
+    few.ComputeUHat(i, caps, input, weights + i * Matrix(p));
     for (int64_t c = 0; c < caps; ++c) {
       few.Differentiate(i + c, c, grad_input, grad_weights, grad_logits);
     }

@@ -43,7 +43,7 @@ struct SumTask {
   SumTask(const Problem& p, const Division& d, int64_t task) {
     const int64_t ranges = CeilDivide(d.groups, d.range_groups);
     chunk = task / ranges;
-    caps_begin = chunk * d.chunk_caps;
+    caps_begin = d.caps_begin(task);
     caps_end = Min(caps_begin + d.chunk_caps, p.in_caps);
     group_begin = task % ranges * d.range_groups;
     group_end = Min(group_begin + d.range_groups, d.groups);
@@ -97,7 +97,7 @@ template <typename T, typename Depth>
 void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
              const T* input, const T* weights, const T* logits,
              const Accumulator<T>* totals, const Accumulator<T>* sum_grads,
-             Accumulator<T>* parts, void* scratch) {
+             Accumulator<T>*, Accumulator<T>* parts, void* scratch) {
   using A = Accumulator<T>;
   const SumTask t(p, d, task);
   const SumLayout<T> at(p);
@@ -112,7 +112,8 @@ void AddTask(Depth in_dim, const Problem& p, const Division& d, int64_t task,
               (t.group_end - t.group_begin) * group * sizeof(A));
   for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += at.caps) {
     const int64_t caps = Min(at.caps, t.caps_end - i0);
-    const A* const w = Widened(weights + i0 * matrix, caps * matrix, numbers);
+    const A* const w =
+        Widened(weights + (i0 - t.caps_begin) * matrix, caps * matrix, numbers);
     for (int64_t i = 0; i < caps && totals == nullptr; ++i) {
       FirstCoefficients(p, logits + (i0 + i) * p.out_caps,
                         b + i * p.out_caps * kLanes<A>);
@@ -152,7 +153,8 @@ void CoefficientsTask(Depth in_dim, const Problem& p, const Division& d, int64_t
   const int64_t matrix = Matrix(p);
   for (int64_t i0 = t.caps_begin; i0 < t.caps_end; i0 += at.caps) {
     const int64_t caps = Min(at.caps, t.caps_end - i0);
-    const A* const w = Widened(weights + i0 * matrix, caps * matrix, numbers);
+    const A* const w =
+        Widened(weights + (i0 - t.caps_begin) * matrix, caps * matrix, numbers);
     for (int64_t g = t.group_begin; g < t.group_end; ++g) {
       LoadSamples(p, input, g, i0, caps, x);
       for (int64_t i = 0; i < caps; ++i) {

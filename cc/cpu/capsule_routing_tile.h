@@ -230,4 +230,39 @@ inline void SoftmaxGrad(int64_t out_caps, A* c, A* dc, A* logits_grad) {
   }
 }
 
+// Sets b to softmax(logits + b) over the output capsules, which are in lanes. Padding
+// lanes have a logit of minus infinity.
+template <typename A>
+inline void SoftmaxInLanes(int64_t caps, const A* logits, A* b) {
+  Vector<A> max = Vector<A>{} - A(__builtin_inf());
+  for (int64_t j = 0; j < caps; j += kLanes<A>) {
+    const Vector<A> bj = Load(logits + j) + Load(b + j);
+    max = bj > max ? bj : max;
+    Store(b + j, bj);
+  }
+  max = LargestLane<A>(max);
+  Vector<A> sum = {};
+  for (int64_t j = 0; j < caps; j += kLanes<A>) {
+    const Vector<A> e = Exp<A>(Load(b + j) - max);
+    Store(b + j, e);
+    sum += e;
+  }
+  const Vector<A> scale = A{1} / SumOfLanes<A>(sum);
+  for (int64_t j = 0; j < caps; j += kLanes<A>) Store(b + j, scale * Load(b + j));
+}
+
+// SoftmaxGrad with output capsules in lanes.
+template <typename A>
+inline void SoftmaxGradInLanes(int64_t caps, A* c, A* dc, A* logits_grad) {
+  Vector<A> sum = {};
+  for (int64_t j = 0; j < caps; j += kLanes<A>) sum += Load(c + j) * Load(dc + j);
+  const Vector<A> mean = SumOfLanes<A>(sum);
+  for (int64_t j = 0; j < caps; j += kLanes<A>) {
+    const Vector<A> cj = Load(c + j), grad = cj * (Load(dc + j) - mean);
+    if (logits_grad != nullptr) Store(logits_grad + j, Load(logits_grad + j) + grad);
+    Store(c + j, grad);
+    Store(dc + j, cj);
+  }
+}
+
 }  // namespace capsops::capsule_routing::CAPSOPS_ISA

@@ -75,6 +75,7 @@ constexpr const char* kOps[] = {"CapsulePrediction",
                                 "InqConvBackpropInput",
                                 "InqConvInt8",
                                 "InqDecode",
+                                "InqCapsuleRouting",
                                 "CapsuleMoments",
                                 "CapsuleMomentsGrad",
                                 "CapsuleMomentShares"};

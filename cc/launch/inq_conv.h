@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/launch/capsule_conv.h"
 #include "cc/launch/op.h"
@@ -30,6 +31,11 @@ namespace capsops::inq_conv {
 struct Problem : capsule_conv::WindowProblem {
   int64_t bits = 5;  // 2 to 8
 };
+
+// Returns the sizes of the codes.
+inline std::vector<int64_t> CodesShape(const Problem& p) {
+  return {p.kernel_height, p.kernel_width, p.in_channels, p.out_channels};
+}
 
 // Returns the same convolution as a capsule convolution: groups of `in` channels become
 // 1 x `in` poses, and the weights become `in` x `out` matrices.

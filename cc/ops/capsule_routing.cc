@@ -117,5 +117,36 @@ U: double where T is double, else float.
 epsilon: As given to CapsuleRoutingWithSums.
 )doc");
 
+REGISTER_OP("InqCapsuleRouting")
+    .Input("input: T")
+    .Input("codes: uint8")
+    .Input("top_exponent: int64")
+    .Input("logits: T")
+    .Output("output: T")
+    .Output("sums: U")
+    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("U: {float, double}")
+    .Attr("bits: int = 5")
+    .Attr("iterations: int >= 1 = 3")
+    .Attr("epsilon: float = 1e-7")
+    .SetShapeFn(InferShapes<inq_capsule_routing::ForwardOp>)
+    .Doc(R"doc(
+CapsuleRoutingWithSums with weights that are zero or powers of two, given by their codes.
+
+The codes are those of InqDecode with a single code book. The outputs are those for the
+decoded weights. A code past the end of the book is an error on a CPU and zero on a GPU.
+
+input: Capsule vectors, [batch, in_caps, in_dim].
+codes: Codes of the transformation matrices, [in_caps, out_caps, out_dim, in_dim].
+top_exponent: Exponent of the largest weights of the code book, [].
+logits: What routing starts from, [in_caps, out_caps].
+output: Capsule vectors, [batch, out_caps, out_dim].
+sums: The sums s of every iteration, [iterations, batch, out_caps, out_dim].
+U: double where T is double, else float.
+bits: Bits that a code takes in storage, 2 to 8.
+iterations: How often the output capsules are computed.
+epsilon: Added to the squared length under the root; positive.
+)doc");
+
 }  // namespace
 }  // namespace capsops::capsule_routing

@@ -14,17 +14,29 @@ namespace {
 
 using tensorflow::PartialTensorShape;
 
-// Binds input, weights and logits, which are the inputs `first` to `first` + 2.
-void BindOperands(ShapeRule& rule, Problem& p, const OpInputs& inputs, int first) {
-  rule.Bind("input", inputs.shape(first),
+void BindInput(ShapeRule& rule, Problem& p, const PartialTensorShape& input) {
+  rule.Bind("input", input,
             {{"batch", &p.batch}, {"in_caps", &p.in_caps}, {"in_dim", &p.in_dim}});
-  rule.Bind("weights", inputs.shape(first + 1),
+}
+
+void BindWeights(ShapeRule& rule, Problem& p, const PartialTensorShape& weights,
+                 const char* name = "weights") {
+  rule.Bind(name, weights,
             {{"in_caps", &p.in_caps},
              {"out_caps", &p.out_caps},
              {"out_dim", &p.out_dim},
              {"in_dim", &p.in_dim}});
-  rule.Bind("logits", inputs.shape(first + 2),
-            {{"in_caps", &p.in_caps}, {"out_caps", &p.out_caps}});
+}
+
+void BindLogits(ShapeRule& rule, Problem& p, const PartialTensorShape& logits) {
+  rule.Bind("logits", logits, {{"in_caps", &p.in_caps}, {"out_caps", &p.out_caps}});
+}
+
+// Binds input, weights and logits, which are the inputs `first` to `first` + 2.
+void BindOperands(ShapeRule& rule, Problem& p, const OpInputs& inputs, int first) {
+  BindInput(rule, p, inputs.shape(first));
+  BindWeights(rule, p, inputs.shape(first + 1));
+  BindLogits(rule, p, inputs.shape(first + 2));
 }
 
 void BindSums(ShapeRule& rule, Problem& p, const PartialTensorShape& sums) {
@@ -104,3 +116,26 @@ absl::StatusOr<Call<Problem>> CoefficientsOp::Resolve(const OpInputs& inputs) co
 }
 
 }  // namespace capsops::capsule_routing
+
+namespace capsops::inq_capsule_routing {
+
+absl::StatusOr<Call<Problem>> ForwardOp::Resolve(const OpInputs& inputs) const {
+  using namespace capsule_routing;
+  Problem p;
+  ShapeRule rule(kName);
+  rule.Require(bits >= 2 && bits <= 8,
+               [&] { return absl::StrCat("bits must be from 2 to 8, got ", bits); });
+  p.bits = bits;
+  BindInput(rule, p, inputs.shape(0));
+  BindWeights(rule, p, inputs.shape(1), "codes");
+  rule.Bind("top_exponent", inputs.shape(2), {});
+  BindLogits(rule, p, inputs.shape(3));
+  p.iterations = iterations;
+  CheckSums(rule, p, "iterations");
+  SetEpsilon(rule, p, epsilon);
+  return MakeCall(rule.status(), p, {0, 1, 2, 3},
+                  {{p.batch, p.out_caps, p.out_dim},
+                   {p.iterations, p.batch, p.out_caps, p.out_dim}});
+}
+
+}  // namespace capsops::inq_capsule_routing

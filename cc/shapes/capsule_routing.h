@@ -11,6 +11,7 @@
 
 #include "cc/framework/op_call.h"
 #include "cc/launch/capsule_routing.h"
+#include "cc/launch/inq_capsule_routing.h"
 
 namespace capsops::capsule_routing {
 
@@ -23,15 +24,18 @@ struct WithEpsilon : OpDefaults {
   float epsilon = 0;
 };
 
-struct ForwardWithSumsOp : Forward, WithEpsilon {
-  static constexpr const char* kOp = "CapsuleRoutingWithSums";
+struct WithIterations : WithEpsilon {
   template <typename Context>
   absl::Status Read(Context* ctx) {
     const absl::Status status = WithEpsilon::Read(ctx);
     return status.ok() ? ctx->GetAttr("iterations", &iterations) : status;
   }
-  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
   int64_t iterations = 0;
+};
+
+struct ForwardWithSumsOp : Forward, WithIterations {
+  static constexpr const char* kOp = "CapsuleRoutingWithSums";
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
 };
 
 // ForwardWithSumsOp without the sums.
@@ -53,3 +57,18 @@ struct CoefficientsOp : Coefficients, WithEpsilon {
 };
 
 }  // namespace capsops::capsule_routing
+
+namespace capsops::inq_capsule_routing {
+
+struct ForwardOp : Forward, capsule_routing::WithIterations {
+  static constexpr const char* kOp = kName;
+  template <typename Context>
+  absl::Status Read(Context* ctx) {
+    const absl::Status status = WithIterations::Read(ctx);
+    return status.ok() ? ctx->GetAttr("bits", &bits) : status;
+  }
+  absl::StatusOr<Call<Problem>> Resolve(const OpInputs& inputs) const;
+  int32_t bits = 0;
+};
+
+}  // namespace capsops::inq_capsule_routing

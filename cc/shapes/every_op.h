@@ -30,6 +30,7 @@ using EveryOp =
            capsule_routing::ForwardWithSumsOp, capsule_routing::BackwardOp,
            capsule_routing::CoefficientsOp, high_order_conv::ForwardOp,
            high_order_conv::BackwardOp, inq_conv::ForwardOp, inq_conv::BackpropInputOp,
-           inq_conv_int8::ForwardOp, inq_decode::DecodeOp>;
+           inq_conv_int8::ForwardOp, inq_decode::DecodeOp,
+           inq_capsule_routing::ForwardOp>;
 
 }  // namespace capsops

@@ -266,7 +266,8 @@ bool RegisterAll() {
     capsule_moments::Shares, capsule_prediction::Forward, capsule_prediction::Backward,
     capsule_routing::Forward, capsule_routing::Backward, capsule_routing::Coefficients,
     high_order_conv::Forward, high_order_conv::Backward, inq_conv::Forward,
-    inq_conv::BackpropInput, inq_conv_int8::Forward, inq_decode::Decode>();
+    inq_conv::BackpropInput, inq_conv_int8::Forward, inq_decode::Decode,
+    inq_capsule_routing::Forward>();
 
 }  // namespace
 }  // namespace capsops

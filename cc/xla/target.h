@@ -17,6 +17,7 @@
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/exec.h"
 #include "cc/launch/high_order_conv.h"
+#include "cc/launch/inq_capsule_routing.h"
 #include "cc/launch/inq_conv.h"
 #include "cc/launch/inq_conv_int8.h"
 #include "cc/launch/inq_decode.h"

@@ -49,7 +49,11 @@ _ONES = {
     **{"transposed": False, "leaky": False},
 }
 # The ops that have a result whose type no input has, and the attribute that names it.
-TYPED_RESULTS = {"CapsuleRoutingWithSums": "U", "InqDecode": "T"}
+TYPED_RESULTS = {
+    "CapsuleRoutingWithSums": "U",
+    "InqCapsuleRouting": "U",
+    "InqDecode": "T",
+}
 _NUMBERS = (0, -1, 1, 2, 5, 127, -150, 2**31 - 1, -(2**31))
 _TYPES = (*DTYPES, tf.int32, tf.int64, tf.uint8, tf.bool, tf.complex64, tf.string)
 
@@ -209,14 +213,10 @@ def _call(op, form, dims, attributes, dtype, top_exponent=0):
     for name, text in signatures.INPUTS[op].items():
         shapes[name] = tuple(dims[a] for a in signatures.axes_of(text, form))
         types[name] = dtype
-        if text.startswith("sizes:") or name in ("top_exponent", "zero_point"):
+        if text.startswith("sizes:"):
             types[name] = tf.int32
-        elif name == "top_exponents":
-            types[name] = tf.int64
-        elif name in ("scale", "multipliers"):
-            types[name] = tf.float32
-        elif name == "codes":
-            types[name] = tf.uint8
+        elif name in signatures.fixed_types(op):
+            types[name] = signatures.fixed_types(op)[name]
         elif signatures.is_wide(op, name):
             types[name] = sums_type(dtype)
     result = dtype if op == "InqDecode" else sums_type(dtype)
@@ -320,8 +320,9 @@ def _attributes(op, pick):
         normalize = {"normalize": pick("parents", "all", "none")}
         order = {} if op == "CapsuleMomentShares" else {"order": pick(0, 1, 2)}
         return {**order, **normalize, **window}
-    if op in ("CapsuleRouting", "CapsuleRoutingWithSums"):
+    if op in ("CapsuleRouting", "CapsuleRoutingWithSums", "InqCapsuleRouting"):
         return {
+            **({"bits": pick(2, 3, 5)} if op == "InqCapsuleRouting" else {}),
             "iterations": pick(1, 2, 3, 4),
             "epsilon": pick(capsule_routing.EPSILON, 2**-7),
         }

@@ -9,6 +9,7 @@ a call whether it is valid, and knows nothing of the C++ that decides the same.
 import math
 
 import numpy as np
+import tensorflow as tf
 from reference import (
     capsule_conv,
     capsule_prediction,
@@ -64,6 +65,12 @@ INPUTS = {
     "CapsuleRoutingWithSums": _ROUTED,
     "CapsuleRoutingGrad": {"grad": "b j d", **_ROUTED, **_SUMS},
     "CapsuleRoutingCoefficients": {**_ROUTED, **_SUMS},
+    "InqCapsuleRouting": {
+        "input": "b i k",
+        "codes": "i j d k",
+        "top_exponent": "",
+        "logits": "i j",
+    },
     "CapsuleConv": _some(_POSES, "input", "weights"),
     "CapsuleConvBiasRelu": _some(_POSES, "input", "weights", "bias"),
     "CapsuleConvBackpropInput": {
@@ -108,6 +115,7 @@ RESULTS = {
     "CapsuleRoutingWithSums": ["b j d", "t b j d"],
     "CapsuleRoutingGrad": ["b i k", "i j d k", "i j"],
     "CapsuleRoutingCoefficients": ["b i j"],
+    "InqCapsuleRouting": ["b j d", "t b j d"],
     "CapsuleConv": [_POSES["grad"]],
     "CapsuleConvBiasRelu": [_POSES["grad"]],
     "CapsuleConvBackpropInput": [_POSES["input"]],
@@ -179,7 +187,19 @@ def is_left_out(name, attributes):
 
 
 def is_routing(op):
-    return op.startswith("CapsuleRouting")
+    return op.startswith(("CapsuleRouting", "InqCapsuleRouting"))
+
+
+def fixed_types(op):
+    """Returns the types of the inputs, by name, whose types no attribute chooses."""
+    return {
+        "codes": tf.uint8,
+        "top_exponent": tf.int64 if is_routing(op) else tf.int32,
+        "top_exponents": tf.int64,
+        "zero_point": tf.int32,
+        "scale": tf.float32,
+        "multipliers": tf.float32,
+    }
 
 
 def is_slim(op):

@@ -14,7 +14,7 @@ from descriptions import DTYPES, Description
 from descriptions.capsule_conv_routing import OP as SLIM
 from descriptions.capsule_routing import OP as ROUTING
 from descriptions.capsule_routing import plain_coefficients
-from reference import capsule_conv_routing, capsule_routing
+from reference import capsule_conv_routing, capsule_routing, inq
 from registrations import bare, snake_case
 
 ERRORS = (
@@ -26,9 +26,6 @@ ERRORS = (
     ValueError,
 )
 _LARGEST_COMPARED = 64  # of all dimensions
-_FIXED = {"codes": tf.uint8, "top_exponent": tf.int32, "zero_point": tf.int32}
-_FIXED |= {"top_exponents": tf.int64}
-_FIXED |= {"scale": tf.float32, "multipliers": tf.float32}
 
 
 def tensors(call):
@@ -149,7 +146,7 @@ def _is_code_wrong(call):
 def fixed_types_hold(call):
     """Tells whether inputs whose types no attribute chooses have them."""
     fixed = {name: tf.int32 for name in call.names if call.is_sizes(name)}
-    fixed |= _FIXED
+    fixed |= signatures.fixed_types(call.op)
     return all(
         call.types[name] == fixed.get(name, call.types[name]) for name in call.names
     )
@@ -157,7 +154,7 @@ def fixed_types_hold(call):
 
 def _well_typed(call):
     wide = {name for name in call.names if signatures.is_wide(call.op, name)}
-    others = (*_FIXED, *wide)
+    others = (*signatures.fixed_types(call.op), *wide)
     numbers = {
         dtype
         for name, dtype in call.types.items()
@@ -169,7 +166,7 @@ def _well_typed(call):
         return False
     (dtype,) = numbers
     sums = {call.types[name] for name in wide}
-    if call.op == "CapsuleRoutingWithSums":
+    if calls.TYPED_RESULTS.get(call.op) == "U":
         sums = {call.sums_type}
     return dtype in DTYPES and sums <= {calls.sums_type(dtype)}
 
@@ -207,6 +204,16 @@ def assert_right(call, found, results):
         moments.assert_right(call, found, results)
     elif signatures.is_slim(call.op):
         _assert_slim(call, list(found.values()), arrays, results)
+    elif call.op == "InqCapsuleRouting":
+        if abs(call.top_exponent) <= 5:
+            inputs, codes, top, logits = arrays
+            arrays = [
+                inputs,
+                inq.decode(codes, call.attributes["bits"], int(top)),
+                logits,
+            ]
+            given = [tf.cast(array, call.types["input"]) for array in arrays]
+            _assert_routed(call, given, arrays, results)
     elif signatures.is_routing(call.op):
         _assert_routed(call, list(found.values()), arrays, results)
     elif abs(call.top_exponent) <= 5:

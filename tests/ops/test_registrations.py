@@ -19,6 +19,7 @@ HOST_MEMORY = {
     "CapsuleRoutingWithSums": [],
     "CapsuleRoutingGrad": [],
     "CapsuleRoutingCoefficients": [],
+    "InqCapsuleRouting": [],
     "CapsuleConv": [],
     "CapsuleConvBiasRelu": [],
     "CapsuleConvBackpropInput": ["input_sizes"],

@@ -178,6 +178,7 @@ inline std::vector<Path> AllPaths(const GpuExec& exec, const std::string& op,
   std::vector<Path> paths;
   AddPathsOf<capsule_prediction::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<capsule_routing::Problem>(exec, draw, most_work, &paths);
+  AddPathsOf<inq_capsule_routing::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<capsule_conv_routing::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<capsule_moments::Problem>(exec, draw, most_work, &paths);
   AddPathsOf<capsule_conv::Problem>(exec, draw, most_work, &paths);

@@ -227,6 +227,18 @@ inline std::vector<Family<inq_conv_int8::Problem>> FamiliesOf(
   return Families<P>({P{{window, 5}}}, dimensions);
 }
 
+inline std::vector<Family<inq_capsule_routing::Problem>> FamiliesOf(
+    const inq_capsule_routing::Problem*) {
+  using P = inq_capsule_routing::Problem;
+  P base{{3, 5, 4, 16, 8, 2}};
+  base.set_epsilon(1e-7f);
+  return Families<P>({base}, {{&P::batch, {0, 1, 2, 17}},
+                              {&P::in_caps, {0, 1, 3, 33, 65}},
+                              {&P::out_dim, {1, 3, 17}},
+                              {&P::in_dim, {1, 3, 9}},
+                              {&P::bits, {2, 4, 6, 8}}});
+}
+
 inline std::vector<Family<inq_decode::Problem>> FamiliesOf(const inq_decode::Problem*) {
   using P = inq_decode::Problem;
   return Families<P>({P{8, 1, 5}, P{3, 9, 5}}, {{&P::rows, {0, 1, 2, 63, 64, 65}},

@@ -147,6 +147,7 @@ int Main() {
   for (int i = 0; i < kProblems; ++i) {
     Add<capsule_prediction::Problem>(draw);
     Add<capsule_routing::Problem>(draw);
+    Add<inq_capsule_routing::Problem>(draw);
     Add<capsule_conv::Problem>(draw);
     Add<high_order_conv::Problem>(draw);
     Add<inq_conv::Problem>(draw);

@@ -18,6 +18,7 @@
 #include "cc/launch/capsule_prediction.h"
 #include "cc/launch/capsule_routing.h"
 #include "cc/launch/high_order_conv.h"
+#include "cc/launch/inq_capsule_routing.h"
 #include "cc/launch/inq_conv.h"
 #include "cc/launch/inq_conv_int8.h"
 #include "cc/launch/inq_decode.h"
@@ -125,6 +126,15 @@ void ForEachOp(const capsule_routing::Problem& p, const Visit& visit) {
           Counts{output, input, weights, logits, sums, input, weights, logits});
   }
   visit(Coefficients(), Counts{input, weights, logits, sums, p.batch * logits});
+}
+
+template <typename Visit>
+void ForEachOp(const inq_capsule_routing::Problem& p, const Visit& visit) {
+  const int64_t input = p.batch * p.in_caps * p.in_dim;
+  const int64_t output = p.batch * p.out_caps * p.out_dim;
+  visit(inq_capsule_routing::Forward(),
+        Counts{input, p.weights(), 1, p.in_caps * p.out_caps, output,
+               p.iterations * output});
 }
 
 template <typename Visit>

@@ -28,6 +28,11 @@ inline void Draw(Source& draw, capsule_routing::Problem* p) {
   p->set_epsilon(1e-7f);
 }
 
+inline void Draw(Source& draw, inq_capsule_routing::Problem* p) {
+  Draw(draw, static_cast<capsule_routing::Problem*>(p));
+  p->bits = draw.Pick({2, 5, 8});
+}
+
 inline void DrawWindow(Source& draw, capsule_conv::WindowProblem* p) {
   p->batch = draw.Pick({0, 1, 2, 3, 3});
   p->in_height = draw.Pick({1, 2, 5, 9});

@@ -30,6 +30,7 @@ from tf_capsops.ops.capsule_routing import (
     plain_coefficients,
     routing_coefficients,
 )
+from tf_capsops.ops.inq_capsule_routing import inq_capsule_routing
 from tf_capsops.registered import registered
 from tf_capsops.shapes import dimensions
 
@@ -160,17 +161,36 @@ class DigitCaps(RoundedRouting):
         return lambda shape, dtype: initializer((1, *shape), dtype=dtype)[0] * gain
 
     def call(self, capsules, mask=None):
+        if self._routes_codes():
+            capsules, _ = self._seen(capsules, mask)
+            return inq_capsule_routing(
+                capsules,
+                tf.convert_to_tensor(self.codes),
+                tf.convert_to_tensor(self.top_exponent),
+                tf.cast(self.logits, capsules.dtype),
+                self.bits,
+                self.routing_iterations,
+            )
         operands, _ = self._operands(capsules, mask)
         return self._routed(capsule_routing, plain, operands)
+
+    def _routes_codes(self):
+        """Whether the op for codes computes this layer."""
+        is_plain = not (self.per_channel or self.share_weights or self.routing_bits)
+        return self.bits is not None and is_plain and not _portable.is_on()
 
     def compute_mask(self, inputs, previous_mask):
         return None
 
-    def _operands(self, capsules, mask):
-        """Returns the op's capsules, weights and logits, and the mask of capsules."""
+    def _seen(self, capsules, mask):
+        """Returns the capsules, zero where the mask leaves them out, and the mask."""
         (capsules,) = float_tensors("DigitCaps", capsules=capsules)
         seen = seen_capsules("DigitCaps", capsules, mask)
-        capsules = without_masked(capsules, seen)
+        return without_masked(capsules, seen), seen
+
+    def _operands(self, capsules, mask):
+        """Returns the op's capsules, weights and logits, and the mask of capsules."""
+        capsules, seen = self._seen(capsules, mask)
         kernel = tf.cast(self.kernel, capsules.dtype)
         logits = tf.cast(self.logits, capsules.dtype)
         if self.share_weights:

@@ -260,7 +260,8 @@ def _bound(inputs, weights, logits):
     return rule.checked(inputs, weights, logits)
 
 
-def _sum_type(inputs):
+def sum_type(inputs):
+    """Returns the type of the sums that an op keeps for its gradient."""
     return tf.float64 if inputs.dtype == tf.float64 else tf.float32
 
 
@@ -269,7 +270,7 @@ def _with_sums(inputs, weights, logits, iterations, epsilon, name=None):
         inputs,
         weights,
         logits,
-        U=_sum_type(inputs),
+        U=sum_type(inputs),
         iterations=iterations,
         epsilon=epsilon,
         name=name,
@@ -282,7 +283,7 @@ def _coefficients(inputs, weights, logits, iterations, epsilon, name):
         sums = _with_sums(inputs, weights, logits, iterations, epsilon).sums
     else:
         shape = joined([0], sizes(inputs)[:1], sizes(weights)[1:3])
-        sums = tf.zeros(shape, _sum_type(inputs))
+        sums = tf.zeros(shape, sum_type(inputs))
     return _library.load().capsule_routing_coefficients(
         inputs, weights, logits, sums, epsilon=epsilon, name=name
     )

@@ -8,61 +8,11 @@
 
 #include <algorithm>
 
+#include "cc/cpu/dispatch/capsule_routing_forward.h"
 #include "cc/cpu/dispatch/isa.h"
 #include "cc/cpu/dispatch/tasks.h"
 
 namespace capsops::capsule_routing {
-namespace {
-
-CAPSOPS_SELECTED_KERNELS
-
-int64_t Columns(const Problem& p) { return p.out_caps * p.out_dim; }
-
-// Returns the approximate cycles of a task of `in_caps` input capsules and `groups`
-// groups, at one vector multiply-add per cycle. Each element of u_hat takes in_dim
-// multiply-adds to compute and about 4 to use.
-int64_t Cost(const Problem& p, int64_t in_caps, int64_t groups) {
-  return std::max<int64_t>(in_caps * groups * Columns(p) * (p.in_dim + 4), 1);
-}
-
-// Returns the approximate cycles of an output capsule's task that reads `tiles` tiles.
-int64_t CapsuleCost(const Problem& p, int64_t tiles) {
-  return std::max<int64_t>(p.out_dim * tiles * 4, 1);
-}
-
-// The workspace, which consists of tiles (cc/cpu/capsule_routing.h).
-template <typename T>
-struct Workspace {
-  using A = Accumulator<T>;
-
-  Workspace(const Division& d, void* data, int64_t tiles)
-      : tile_size(d.tile),
-        tiles(static_cast<A*>(data)),
-        running(this->tiles + tiles * d.tile),
-        parts(running + d.tile) {}
-  static int64_t Bytes(const Division& d, int64_t tiles) {
-    return (tiles + 1 + d.chunks) * d.tile * sizeof(A);
-  }
-  // Return V of an iteration, which must be at least 2, and ds of an iteration.
-  A* total(int64_t iteration) const { return tiles + (iteration - 2) * tile_size; }
-  A* sum_grad(int64_t iterations, int64_t iteration) const {
-    return tiles + (iterations - 2 + iteration) * tile_size;
-  }
-
-  int64_t tile_size;
-  A* tiles;    // gradient only: V_2, V_3, ..., then ds_1, ds_2, ...
-  A* running;  // one tile: V of the current iteration or, in the gradient, dv
-  A* parts;    // one partial sum for each chunk
-};
-
-// Sets in_dim to 0 if the weights are empty. It may then be arbitrarily large, and the
-// scratch should not depend on it.
-Problem DropUnusedInDim(Problem p) {
-  if (p.in_caps == 0 || Columns(p) == 0) p.in_dim = 0;
-  return p;
-}
-
-}  // namespace
 
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
@@ -71,28 +21,12 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
   return CpuPlan<ForwardPlan<CpuExec, T>>(
       Workspace<T>::Bytes(d, 0),
       [p, d](const CpuExec& exec, const T* input, const T* weights, const T* logits,
-             T* output, Accumulator<T>* sums, void* workspace) -> LaunchError {
-        if (d.tile == 0) return {};
-        const CpuKernels<T>& kernels = Selected<T>();
-        const Workspace<T> space(d, workspace, 0);
-        for (int64_t r = 1; r <= p.iterations; ++r) {
-          const LaunchError error = ForTasks(
-              exec, kForwardName, d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
-              d.sum_scratch, [&](int64_t task, void* scratch) {
-                kernels.add(p, d, task, input, weights, logits,
-                            r == 1 ? nullptr : space.running, nullptr, space.parts,
-                            scratch);
-              });
-          if (!error.empty()) return error;
-          exec.parallel_for(d.groups * p.out_caps, CapsuleCost(p, d.chunks),
-                            [&](int64_t begin, int64_t end) {
-                              kernels.finish(p, d, {begin, end}, r == 1, space.parts,
-                                             space.running, sums,
-                                             r == p.iterations ? output : nullptr);
-                            });
-          sums += p.batch * Columns(p);
-        }
-        return {};
+             T* output, Accumulator<T>* sums, void* workspace) {
+        const auto of_task = [&](int64_t, int64_t task, void*) {
+          return OfTask(p, d, task, weights);
+        };
+        return Route(exec, kForwardName, p, d, d.sum_scratch, input, of_task, logits,
+                     output, sums, nullptr, workspace);
       });
 }
 
@@ -145,8 +79,9 @@ BackwardPlan<CpuExec, T> PlanBackward(const CpuExec&, const Problem& p) {
           const LaunchError error = ForTasks(
               exec, kBackwardName, d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
               d.sum_scratch, [&](int64_t task, void* scratch) {
-                kernels.add(p, d, task, input, weights, logits, space.total(r),
-                            space.sum_grad(p.iterations, r), space.parts, scratch);
+                kernels.add(p, d, task, input, OfTask(p, d, task, weights), logits,
+                            space.total(r), space.sum_grad(p.iterations, r), nullptr,
+                            space.parts, scratch);
               });
           if (!error.empty()) return error;
           for_capsules(d.chunks + 2, [&](int64_t begin, int64_t end) {
@@ -192,12 +127,13 @@ CoefficientsPlan<CpuExec, T> PlanCoefficients(const CpuExec&, const Problem& pro
                               }
                             });
         }
-        return ForTasks(
-            exec, kCoefficientsName, d.sum_tasks, Cost(p, d.chunk_caps, d.range_groups),
-            d.sum_scratch, [&](int64_t task, void* scratch) {
-              kernels.coefficients(p, d, task, input, weights, logits,
-                                   total(p.iterations + 1), coefficients, scratch);
-            });
+        return ForTasks(exec, kCoefficientsName, d.sum_tasks,
+                        Cost(p, d.chunk_caps, d.range_groups), d.sum_scratch,
+                        [&](int64_t task, void* scratch) {
+                          kernels.coefficients(
+                              p, d, task, input, OfTask(p, d, task, weights), logits,
+                              total(p.iterations + 1), coefficients, scratch);
+                        });
       });
 }
 

@@ -1,29 +1,44 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// The error for codes outside the code book.
+// Planners of ops on codes share the powers of two, and the error for codes outside the
+// code book.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "cc/launch/exec.h"
-#include "cc/launch/inq_conv.h"
+#include "cc/launch/inq_decode.h"
 
-namespace capsops::inq_conv {
+namespace capsops {
 
-// Returns an error that names the first code outside the code book. There must be one.
-inline LaunchError BadCode(const char* op, const Problem& p, const uint8_t* codes) {
+// Returns 2^n: infinity or zero if that is not a normal number.
+template <typename A>
+A PowerOfTwo(int64_t n) {
+  const int64_t bits = inq_decode::PowerOfTwoBits(n);
+  double power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return static_cast<A>(power);
+}
+
+// Returns an error that names the first of the codes of shape `shape` that is outside
+// the code book. There must be one.
+inline LaunchError BadCode(const char* op, const std::vector<int64_t>& shape,
+                           int64_t bits, const uint8_t* codes) {
+  const int64_t last = int64_t{1} << (bits - 1);
   int64_t place = 0;
-  while (codes[place] <= 1 << (p.bits - 1)) ++place;
-  const int64_t o = place % p.out_channels, in = place / p.out_channels;
-  const int64_t c = in % p.in_channels, tap = in / p.in_channels;
-  return {std::string(op) + ": codes[" + std::to_string(tap / p.kernel_width) + "," +
-              std::to_string(tap % p.kernel_width) + "," + std::to_string(c) + "," +
-              std::to_string(o) + "] must be at most " +
-              std::to_string(1 << (p.bits - 1)) + " (bits " + std::to_string(p.bits) +
-              "), got " + std::to_string(codes[place]),
+  while (codes[place] <= last) ++place;
+  std::string index, code = std::to_string(codes[place]);
+  for (size_t axis = shape.size(); axis-- > 0; place /= shape[axis]) {
+    index = std::to_string(place % shape[axis]) + (index.empty() ? "" : ",") + index;
+  }
+  return {std::string(op) + ": codes[" + index + "] must be at most " +
+              std::to_string(last) + " (bits " + std::to_string(bits) + "), got " +
+              code,
           Fault::kInvalidArgument};
 }
 
-}  // namespace capsops::inq_conv
+}  // namespace capsops

@@ -133,7 +133,7 @@ class Convolution {
       });
     };
     if (!Decode(exec, codes, static_cast<int>(top), workspace)) {
-      return BadCode(kOp, whole_, codes);
+      return BadCode(kOp, CodesShape(whole_), whole_.bits, codes);
     }
     if (To(whole_) == 0) return {};  // codes are checked even then
     if constexpr (kWidened) {

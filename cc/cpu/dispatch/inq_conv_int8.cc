@@ -51,7 +51,8 @@ Int8Plan<CpuExec, T> PlanForward(const CpuExec&, const Problem& p) {
         ForEach(exec, panels, d.panel / 8, [&](int64_t task) {
           if (!kernels.pack(p, d, product, task, codes, packed)) fit = false;
         });
-        if (!fit) return inq_conv::BadCode(Forward::kName, p, codes);
+        if (!fit)
+          return BadCode(Forward::kName, inq_conv::CodesShape(p), p.bits, codes);
         if (pixels * p.out_channels == 0) return {};  // codes are checked even then
         exec.parallel_for(input, 1, [&](int64_t begin, int64_t end) {
           kernels.quantize(end - begin, input_data + begin, *scale, zero_point,
