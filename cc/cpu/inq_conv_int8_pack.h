@@ -57,42 +57,23 @@ CAPSOPS_INLINE Sums MultiplyAdd(Sums sums, Sums terms, Sums weights) {
 #endif
 }
 
-// Replaces each byte n < 16 by byte n of the table, which repeats every 16 bytes, and a
-// byte of 16 by byte 0.
-CAPSOPS_INLINE Sums LookUp(Sums table, Sums bytes) {
-#if defined(__AVX512BW__)
-  return (Sums)_mm512_shuffle_epi8((__m512i)table, (__m512i)bytes);
-#elif defined(__AVX2__)
-  return (Sums)_mm256_shuffle_epi8((__m256i)table, (__m256i)bytes);
-#elif defined(__SSSE3__)
-  return (Sums)_mm_shuffle_epi8((__m128i)table, (__m128i)bytes);
-#else
-  const Vector<uint8_t> values = (Vector<uint8_t>)table;
-  Vector<uint8_t> results = (Vector<uint8_t>)bytes;
-  for (int i = 0; i < kVectorBytes; ++i) results[i] = values[results[i] & 15];
-  return (Sums)results;
-#endif
-}
-
 // Decodes the weights of terms. Codes outside the code book give arbitrary numbers.
 template <Product kProduct>
 class Decoder {
  public:
   explicit Decoder(int64_t bits) {
     const int levels = 1 << (bits - 2);
-    Vector<uint8_t> table = {};
     for (int i = 0; i < kVectorBytes; ++i) {
       const int code = i % 16;
       if (code == 0 || code > 2 * levels) continue;
       const int size = 1 << (levels - 1 - (code - 1) / 2);
       const bool is_negative = TermBytes(kProduct) == 1 && code % 2 == 0;
-      table[i] = static_cast<uint8_t>(is_negative ? -size : size);
+      table_[i] = static_cast<uint8_t>(is_negative ? -size : size);
     }
-    table_ = (Sums)table;
   }
 
   CAPSOPS_INLINE Sums operator()(Sums codes) const {
-    const Sums bytes = LookUp(table_, codes);
+    const Sums bytes = (Sums)LookUp(table_, (Vector<uint8_t>)codes);
     if constexpr (TermBytes(kProduct) == 1) return bytes;
     // Code 16, the last one of 5 bits, means -1 but lies beyond the table, which gives
     // 0 for it. The shift supplies its magnitude.
@@ -104,7 +85,8 @@ class Decoder {
   }
 
  private:
-  Sums table_;  // weights of 8 bits, or magnitudes of weights of 16 bits
+  // By code: weights of 8 bits, or magnitudes of weights of 16 bits.
+  Vector<uint8_t> table_ = {};
 };
 
 // Loads the codes of kTerms terms, packed into one lane for each channel. Only the
