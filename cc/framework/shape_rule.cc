@@ -16,6 +16,11 @@ using tensorflow::PartialTensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+std::vector<Axis> Joined(std::vector<Axis> first, absl::Span<const Axis> more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
 std::vector<int64_t> Sizes(absl::Span<const Axis> axes) {
   std::vector<int64_t> sizes;
   for (const Axis& axis : axes) sizes.push_back(*axis.dim);

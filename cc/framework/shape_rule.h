@@ -27,6 +27,9 @@ struct Axis {
   int64_t* dim;
 };
 
+// Returns the axes of `first`, followed by those of `more`.
+std::vector<Axis> Joined(std::vector<Axis> first, absl::Span<const Axis> more);
+
 // Returns the dimensions that axes have bound.
 std::vector<int64_t> Sizes(absl::Span<const Axis> axes);
 

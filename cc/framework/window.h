@@ -78,6 +78,30 @@ WindowAxis AcrossAxis(Problem& p) {
           &p.dilation_width};
 }
 
+// Return the axes of the image that a convolution reads, of its weights, and of the
+// image that it writes, without the axes of poses.
+template <typename Problem>
+std::vector<Axis> InputAxes(Problem& p) {
+  return {{"batch", &p.batch},
+          {"in_height", &p.in_height},
+          {"in_width", &p.in_width},
+          {"in_channels", &p.in_channels}};
+}
+template <typename Problem>
+std::vector<Axis> WeightsAxes(Problem& p) {
+  return {{"kernel_height", &p.kernel_height},
+          {"kernel_width", &p.kernel_width},
+          {"in_channels", &p.in_channels},
+          {"out_channels", &p.out_channels}};
+}
+template <typename Problem>
+std::vector<Axis> OutputAxes(Problem& p) {
+  return {{"batch", &p.batch},
+          {"out_height", &p.out_height},
+          {"out_width", &p.out_width},
+          {"out_channels", &p.out_channels}};
+}
+
 // Overload for images of height and width.
 template <typename Problem>
 void ResolveWindow(ShapeRule& rule, const WindowAttributes& attributes,

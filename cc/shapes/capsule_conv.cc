@@ -31,30 +31,6 @@ struct Operand {
   }
 };
 
-std::vector<Axis> InputAxes(Problem& p) {
-  return {{"batch", &p.batch},           {"in_height", &p.in_height},
-          {"in_width", &p.in_width},     {"in_channels", &p.in_channels},
-          {"pose_depth", &p.pose_depth}, {"pose_rows", &p.pose_rows},
-          {"pose_inner", &p.pose_inner}};
-}
-
-std::vector<Axis> WeightsAxes(Problem& p) {
-  return {{"kernel_height", &p.kernel_height}, {"kernel_width", &p.kernel_width},
-          {"in_channels", &p.in_channels},     {"out_channels", &p.out_channels},
-          {"pose_depth", &p.pose_depth},       {"pose_inner", &p.pose_inner},
-          {"pose_columns", &p.pose_columns}};
-}
-
-std::vector<Axis> OutputAxes(Problem& p) {
-  return {{"batch", &p.batch},
-          {"out_height", &p.out_height},
-          {"out_width", &p.out_width},
-          {"out_channels", &p.out_channels},
-          {"pose_depth", &p.pose_depth},
-          {"pose_rows", &p.pose_rows},
-          {"pose_columns", &p.pose_columns}};
-}
-
 // Returns the rank that all tensors must have: the first rank that is known, or -1 if
 // none is.
 int CommonRank(ShapeRule& rule, const std::vector<Operand>& operands) {
@@ -89,9 +65,13 @@ absl::StatusOr<Convolution> ResolveAll(const char* op, const char* input_name,
   Convolution conv;
   Problem& p = conv.problem;
   ShapeRule rule(op);
-  const std::vector<Operand> operands = {{input_name, input, InputAxes(p)},
-                                         {weights_name, weights, WeightsAxes(p)},
-                                         {"grad", grad, OutputAxes(p)}};
+  const Axis depth{"pose_depth", &p.pose_depth}, rows{"pose_rows", &p.pose_rows};
+  const Axis inner{"pose_inner", &p.pose_inner};
+  const Axis columns{"pose_columns", &p.pose_columns};
+  const std::vector<Operand> operands = {
+      {input_name, input, Joined(InputAxes(p), {depth, rows, inner})},
+      {weights_name, weights, Joined(WeightsAxes(p), {depth, inner, columns})},
+      {"grad", grad, Joined(OutputAxes(p), {depth, rows, columns})}};
   const int rank = CommonRank(rule, operands);
   if (rank == kRank) p.pose_depth = 1;
   const auto bind = [&](const Operand& operand) {

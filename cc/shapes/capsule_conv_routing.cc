@@ -37,11 +37,6 @@ std::vector<WindowAxis> SpatialAxes(Problem& p, size_t count) {
   return axes;
 }
 
-Axes Joined(Axes first, const Axes& more) {
-  first.insert(first.end(), more.begin(), more.end());
-  return first;
-}
-
 // The axes of each tensor. Weights that all types share lack the axis `types`.
 struct TensorAxes {
   Axes input, weights, shared_weights, bias, logits, output;

@@ -18,26 +18,12 @@ using tensorflow::PartialTensorShape;
 // The axes of each kind of tensor: one number per child, vote, window, and so on.
 struct Axes {
   explicit Axes(Problem& p)
-      : children{{"batch", &p.batch},
-                 {"in_height", &p.in_height},
-                 {"in_width", &p.in_width},
-                 {"in_channels", &p.in_channels}},
-        poses(children),
-        pairs{{"kernel_height", &p.kernel_height},
-              {"kernel_width", &p.kernel_width},
-              {"in_channels", &p.in_channels},
-              {"out_channels", &p.out_channels}},
-        weights(pairs),
-        parents{{"batch", &p.batch},
-                {"out_height", &p.out_height},
-                {"out_width", &p.out_width},
-                {"out_channels", &p.out_channels}},
-        moments(parents) {
+      : children(InputAxes(p)), pairs(WeightsAxes(p)), parents(OutputAxes(p)) {
     const Axis rows{"pose_rows", &p.pose_rows}, inner{"pose_inner", &p.pose_inner};
     const Axis columns{"pose_columns", &p.pose_columns};
-    poses.insert(poses.end(), {rows, inner});
-    weights.insert(weights.end(), {inner, columns});
-    moments.insert(moments.end(), {rows, columns});
+    poses = Joined(children, {rows, inner});
+    weights = Joined(pairs, {inner, columns});
+    moments = Joined(parents, {rows, columns});
   }
 
   std::vector<Axis> children, poses, pairs, weights, parents, moments;

@@ -26,23 +26,11 @@ absl::StatusOr<Problem> ResolveAll(const char* op, const char* input_name,
     return absl::StrCat("bits must be from 2 to 8, got ", attributes.bits);
   });
   p.bits = attributes.bits;
-  rule.Bind(input_name, input,
-            {{"batch", &p.batch},
-             {"in_height", &p.in_height},
-             {"in_width", &p.in_width},
-             {"in_channels", &p.in_channels}});
-  rule.Bind("codes", codes,
-            {{"kernel_height", &p.kernel_height},
-             {"kernel_width", &p.kernel_width},
-             {"in_channels", &p.in_channels},
-             {"out_channels", &p.out_channels}});
+  rule.Bind(input_name, input, InputAxes(p));
+  rule.Bind("codes", codes, WeightsAxes(p));
   rule.Bind("top_exponent", top_exponent, {});
   ResolveWindow(rule, attributes, "codes", codes, p);
-  rule.Bind("grad", grad,
-            {{"batch", &p.batch},
-             {"out_height", &p.out_height},
-             {"out_width", &p.out_width},
-             {"out_channels", &p.out_channels}});
+  rule.Bind("grad", grad, OutputAxes(p));
   if (!rule.status().ok()) return rule.status();
   return p;
 }
