@@ -85,7 +85,7 @@ class Decoder {
   }
 
  private:
-  // By code: weights of 8 bits, or magnitudes of weights of 16 bits.
+  // The weight of 8 bits, or the magnitude of the weight of 16 bits, of each code.
   Vector<uint8_t> table_ = {};
 };
 
