@@ -42,7 +42,11 @@ Division Divide(const Problem& p) {
     const SmallBatchLayout<T> sums(p, 2);
     d.sum_scratch = sums.size * sizeof(A);
     const int64_t u_hat = p.in_caps * p.batch * sums.row;
-    if (p.iterations > 1 && u_hat * int64_t{sizeof(A)} <= kUHatBytes) d.u_hat = u_hat;
+    const int64_t weights_bytes = p.in_caps * Matrix(p) * sizeof(T);
+    if (p.iterations > 1 &&
+        u_hat * int64_t{sizeof(A)} <= Min(kUHatBytes, weights_bytes)) {
+      d.u_hat = u_hat;
+    }
     d.grad_caps = Max(Min(CeilDivide(p.in_caps, kGradTasks), kSmallBatchGradCaps), 1);
     d.grad_tasks = CeilDivide(p.in_caps, d.grad_caps);
     d.grad_scratch = SmallBatchLayout<T>(p, 2 * p.iterations - 1).size * sizeof(A);

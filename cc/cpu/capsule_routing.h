@@ -30,7 +30,7 @@ struct Division {
   // groups.
   int64_t chunks, chunk_caps, range_groups, sum_tasks;
   int64_t sum_scratch;  // bytes of scratch for `add` and `coefficients`
-  int64_t u_hat;        // elements of u_hat for `add` to keep, or 0 if it cannot
+  int64_t u_hat;        // elements of u_hat that `add` may keep, or 0
   // Returns the first input capsule of one of the sum_tasks.
   int64_t caps_begin(int64_t task) const {
     return task / ((groups + range_groups - 1) / range_groups) * chunk_caps;
@@ -47,8 +47,9 @@ struct CpuKernels {
 
   // Computes the partial sum of sum_i c u_hat of one of the sum_tasks or, if
   // `sum_grads` (ds) is not null, of sum_i db u_hat. `weights` are those of the task's
-  // input capsules. `totals` is V, or null if V is 0. If `u_hat` is not null, u_hat is
-  // kept there if V is 0, and otherwise read from there, without input and weights.
+  // input capsules. `totals` is V, or null if V is 0. If `u_hat` is not null,
+  // which needs d.u_hat > 0, u_hat is kept there if V is 0. Otherwise it is read from
+  // there, and `weights` may be null.
   void (*add)(const Problem& p, const Division& d, int64_t task, const T* input,
               const T* weights, const T* logits, const A* totals, const A* sum_grads,
               A* u_hat, A* parts, void* scratch);

@@ -14,14 +14,17 @@ from refusals import at_once_or_by_shape, every_way, mismatch
 from registrations import bare
 
 import tf_capsops
+from tf_capsops import kernels
 from tf_capsops.layers import DigitCaps
 from tf_capsops.ops.inq_capsule_routing import inq_capsule_routing
 
 # Batch, in_caps, out_caps, out_dim and in_dim. Around sizes of vectors and of chunks
-# of input capsules. In the last one, a chunk has too many weights for a task to decode.
+# of input capsules, with and without lanes for weights. In the last but one, a chunk
+# has too many weights for a task to decode. The last one has too large a u_hat to keep.
 _SHAPES = [(1, 70, 10, 16, 8), (3, 300, 3, 5, 4), (5, 33, 4, 7, 9), (40, 70, 10, 16, 8)]
 _SHAPES += [(0, 3, 2, 4, 5), (2, 0, 3, 4, 5), (2, 3, 0, 4, 5), (2, 3, 4, 0, 5)]
-_SHAPES += [(2, 3, 4, 5, 0), (1, 33, 40, 60, 40)]
+_SHAPES += [(2, 3, 4, 5, 0), (9, 70, 10, 16, 8), (1, 33, 40, 60, 40)]
+_SHAPES += [(5, 2000, 10, 16, 2)]
 
 
 def _operands(shape, dtype, bits, seed=0):
@@ -74,7 +77,9 @@ def test_gradients_are_those_of_decoded_weights(shape, device):
         np.testing.assert_array_equal(*each)
 
 
-@pytest.mark.parametrize("shape", [(1, 70, 3, 4, 5), (40, 70, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 70, 3, 4, 5), (40, 70, 3, 4, 5), (0, 70, 3, 4, 5)], ids=str
+)
 def test_a_code_past_the_book_is_refused_on_cpu(shape):
     inputs, codes, top, logits, _ = _operands(shape, tf.float32, 4)
     wrong = codes.numpy()
@@ -127,24 +132,43 @@ def test_bits_that_do_not_exist(bits, assert_refused, device):
 @pytest.mark.parametrize(
     "arguments", [{}, {"per_channel": True}, {"share_weights": True}]
 )
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "mixed_bfloat16"])
 def test_the_layer_computes_as_with_decoded_weights(dtype, arguments, device):
-    layer = DigitCaps(4, 6, bits=5, dtype=dtype, logits_trainable=True, **arguments)
-    layer.build((None, 20, 5))
-    inputs = tf.random.stateless_normal((3, 20, 5), (1, 2))
-    numbers = DigitCaps(
-        4, 6, dtype=dtype, logits_trainable=True, **{**arguments, "per_channel": False}
-    )
-    numbers.build((None, 20, 5))
+    options = {"dtype": dtype, "logits_trainable": True, **arguments}
+    layer = DigitCaps(4, 6, bits=5, **options)
+    numbers = DigitCaps(4, 6, **{**options, "per_channel": False})
+    for each in (layer, numbers):
+        each.build((None, 20, 5))
     numbers.set_weights([layer.kernel, layer.logits])
+    inputs = tf.random.stateless_normal((3, 20, 5), (1, 2), dtype=layer.compute_dtype)
+    mask = tf.constant([[True] * 13 + [False] * 7] * 3)
     results = []
     for each in (layer, numbers):
         with tf.GradientTape() as tape:
             tape.watch(inputs)
-            outputs = each(inputs)
-        results.append((outputs, *tape.gradient(outputs, (inputs, each.logits.value))))
+            outputs = each(inputs, mask=mask)
+        grads = tape.gradient(outputs, (inputs, each.logits.value))
+        results.append((outputs, *grads, each.coefficients(inputs, mask)))
     for found in zip(*results, strict=True):
         np.testing.assert_array_equal(*found)
     with tf_capsops.portable():
-        tolerance = 1e-5 if dtype == "float32" else 1e-2
-        np.testing.assert_allclose(layer(inputs), results[0][0], atol=tolerance)
+        tolerance = 1e-2 if dtype == "mixed_bfloat16" else 1e-5
+        found = tf.cast(layer(inputs, mask=mask), tf.float64)
+    expected = tf.cast(results[0][0], tf.float64)
+    np.testing.assert_allclose(found, expected, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "arguments, codes",
+    [
+        ({}, True),
+        ({"per_channel": True}, False),
+        ({"share_weights": True}, False),
+        ({"routing_bits": 8}, False),
+    ],
+)
+def test_the_layer_routes_codes_of_one_book(arguments, codes, device):
+    layer = DigitCaps(4, 6, bits=5, **arguments)
+    with kernels.recorded() as ran:
+        layer(tf.ones((3, 20, 5)))
+    assert any(op == "InqCapsuleRouting" for op, *_ in ran) == codes

@@ -250,6 +250,9 @@ inline std::vector<Family<inq_decode::Problem>> FamiliesOf(const inq_decode::Pro
 // the channels per group.
 inline void Complete(capsule_prediction::Problem*) {}
 inline void Complete(capsule_routing::Problem*) {}
+inline void Complete(inq_capsule_routing::Problem* p) {
+  p->bits = std::max<int64_t>(p->bits, 2);
+}
 inline void Complete(inq_decode::Problem* p) {
   p->bits = std::max<int64_t>(p->bits, 2);
 }

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_capsops import _library
 from tf_capsops.ops.capsule_routing import sum_type
+from tf_capsops.shapes import sizes
 
 
 def inq_capsule_routing(
@@ -13,9 +14,8 @@ def inq_capsule_routing(
 ):
     """Computes `tf_capsops.capsule_routing` with weights that are given by their codes.
 
-    The outputs are those of the decoded weights, to the bit. On a CPU a small batch
-    needs no memory for these. The gradients in `inputs` and `logits` are differentiable
-    any number of times, and decode the weights.
+    The outputs are those of the decoded weights, to the bit. The gradients in `inputs`
+    and `logits` are differentiable any number of times, and decode the weights.
 
     Args:
       inputs, logits, iterations, epsilon: As for `tf_capsops.capsule_routing`.
@@ -55,7 +55,7 @@ def _inq_capsule_routing_grad(op, grad, _):
     grads = ops.capsule_routing_grad(
         grad,
         inputs,
-        tf.reshape(weights, tf.shape(codes)),
+        tf.reshape(weights, sizes(codes)),
         logits,
         op.outputs[1],
         epsilon=op.get_attr("epsilon"),

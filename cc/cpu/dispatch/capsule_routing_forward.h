@@ -67,9 +67,10 @@ const W* OfTask(const Problem& p, const Division& d, int64_t task, const W* weig
   return weights + d.caps_begin(task) * Columns(p) * p.in_dim;
 }
 
-// Computes all iterations. weights(iteration, task, scratch) returns what OfTask does.
-// Of the `scratch_bytes` bytes of scratch, the kernels overwrite the first
-// d.sum_scratch. `u_hat`, for d.u_hat elements, may be null.
+// Computes all iterations. weights(iteration, task, scratch) returns what OfTask does,
+// or null if u_hat is kept from an earlier iteration. Of the `scratch_bytes` bytes of
+// scratch, the kernels overwrite the first d.sum_scratch. `u_hat` is memory for d.u_hat
+// elements, or null to compute u_hat in each iteration.
 template <typename T, typename Weights>
 LaunchError Route(const CpuExec& exec, const char* op, const Problem& p,
                   const Division& d, int64_t scratch_bytes, const T* input,

@@ -1,9 +1,9 @@
 // Copyright 2026 The tf_capsops Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Routing with coded weights. Each iteration reads all weights. While they come from
-// memory or a shared cache, reading and decoding a quarter as many bytes takes less
-// time than reading numbers.
+// Routing with coded weights. For few samples, each task decodes its weights in its
+// core's cache in the first iteration, and the others read u_hat, which is smaller than
+// the weights. Otherwise all weights are decoded first.
 #include "cc/launch/inq_capsule_routing.h"
 
 #include <algorithm>
@@ -23,13 +23,9 @@ namespace capsops::inq_capsule_routing {
 namespace {
 
 constexpr int64_t kTaskBytes = 512 << 10;  // most bytes of the weights of a task
-constexpr int64_t kTableBits = 5;  // most bits of a code that is decoded from tables
 
 }  // namespace
 
-// A task decodes its weights if no other task reads them, if they stay in its core's
-// cache, and if decoding is fast. Otherwise all are decoded once. For few samples,
-// tasks decode in the first iteration only, and keep u_hat.
 template <typename T>
 ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
   using A = Accumulator<T>;
@@ -37,10 +33,9 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
   p.in_dim = capsule_routing::DropUnusedInDim(p).in_dim;
   const capsule_routing::Division d = capsule_routing::Selected<T>().divide(p);
   const int64_t all = p.weights();
-  const int64_t of_task = all == 0 ? 0 : all / p.in_caps * d.chunk_caps;
-  const int64_t task_bytes = of_task * sizeof(T);
-  const bool by_task =
-      d.sum_tasks == d.chunks && task_bytes <= kTaskBytes && p.bits <= kTableBits;
+  const int64_t task_weights = all == 0 ? 0 : all / p.in_caps * d.chunk_caps;
+  const int64_t task_bytes = task_weights * sizeof(T);
+  const bool by_task = d.u_hat > 0 && task_bytes <= kTaskBytes;
   const int64_t scratch_bytes =
       by_task ? RoundUp(d.sum_scratch, 64) + task_bytes : d.sum_scratch;
   // The workspace: of routing, and then u_hat or all weights.
@@ -64,15 +59,15 @@ ForwardPlan<CpuExec, T> PlanForward(const CpuExec&, const Problem& problem) {
             if (begin < end) decode(codes + begin, end - begin, decoded + begin);
           });
         }
-        A* const u_hat = by_task && d.u_hat > 0 ? static_cast<A*>(rest) : nullptr;
+        A* const u_hat = by_task ? static_cast<A*>(rest) : nullptr;
         const auto weights = [&](int64_t iteration, int64_t task,
                                  void* scratch) -> const T* {
           if (!by_task) return capsule_routing::OfTask(p, d, task, decoded);
-          if (u_hat != nullptr && iteration > 1) return nullptr;
+          if (iteration > 1) return nullptr;
           const uint8_t* const from = capsule_routing::OfTask(p, d, task, codes);
           char* const end = static_cast<char*>(scratch) + scratch_bytes;
           T* const to = reinterpret_cast<T*>(end - task_bytes);
-          decode(from, std::min(of_task, codes + all - from), to);
+          decode(from, std::min(task_weights, codes + all - from), to);
           return to;
         };
         const LaunchError error =

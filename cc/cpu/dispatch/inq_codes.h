@@ -15,7 +15,7 @@
 
 namespace capsops {
 
-// Returns 2^n: infinity or zero if that is not a normal number.
+// Returns 2^n as an A; it is infinity or zero if it is not a normal double.
 template <typename A>
 A PowerOfTwo(int64_t n) {
   const int64_t bits = inq_decode::PowerOfTwoBits(n);
